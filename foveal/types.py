@@ -1,0 +1,184 @@
+"""Core data types. This module imports nothing of ours but the errors, and no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from foveal.errors import PromptError
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+Role: TypeAlias = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when generation ends.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off. `seed` None draws a fresh
+    seed. The tokens are a function of (logits, these parameters, seed, position) and of nothing else.
+    `loop_guard_repeats` ends generation when the output's tail is one n-gram repeated that many times (0: off).
+    Raises PromptError for values out of range.
+    """
+
+    max_tokens: int = 512
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    loop_guard_repeats: int = 0
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("min_p", 0.0 <= self.min_p < 1.0, "at least 0 and below 1"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "above 0"),
+            ("loop_guard_repeats", self.loop_guard_repeats >= 0, "0 (off) or more"),
+            ("stop", all(self.stop), "a list of non-empty strings"),
+        )
+        for name, is_valid, rule in rules:
+            if not is_valid:
+                raise PromptError(
+                    f"{name}={getattr(self, name)!r} is not allowed: it must be {rule}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A decoded picture: `rgb` [height, width, 3] uint8 after EXIF rotation, and what was done to get it."""
+
+    rgb: npt.NDArray[np.uint8]
+    source: str = "picture"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return int(self.rgb.shape[1])
+
+    @property
+    def height(self) -> int:
+        return int(self.rgb.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `content` is a list of literal texts and pictures, in order; texts never hold placeholders."""
+
+    role: Role
+    content: tuple[str | Picture, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaItem:
+    """One picture as the model gets it.
+
+    Exactly one of `tiles` (uint8 [1 + cols*rows, 3, size, size], global view first), `pixel_values` (float32, the same
+    shape, already normalised) and `embeds` (float32 [length, width], ready rows of the language model's input) is set.
+    `grid` is (cols, rows) of the local tiles; `start` and `length` give its placeholders in the prompt; `size` is
+    (width, height) of the original picture in pixels, (0, 0) where it is not known.
+    """
+
+    grid: tuple[int, int]
+    start: int
+    length: int
+    size: tuple[int, int] = (0, 0)
+    tiles: npt.NDArray[np.uint8] | None = None
+    pixel_values: npt.NDArray[np.float32] | None = None
+    embeds: npt.NDArray[np.float32] | None = None
+
+    @property
+    def num_tiles(self) -> int:
+        return 1 + self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What a request sends to the model: raw token ids (each placeholder counted) and the pictures behind them."""
+
+    token_ids: tuple[int, ...]
+    items: tuple[MediaItem, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_image_tokens(self) -> int:
+        return sum(item.length for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request; `image_tokens` is the share of `prompt_tokens` that pictures take."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    image_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One piece of a streamed answer. The last one has `finish_reason` set."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A whole answer.
+
+    `stop_reason` says more about `finish_reason`: the stop string or stop token id met, or "repetition" where a loop
+    guard ended the answer; None for end of sequence and for length.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box in an answer. `box` is (x1, y1, x2, y2) in pixels of the original picture, `raw` the 0..999 numbers."""
+
+    label: str
+    box: tuple[int, int, int, int]
+    raw: tuple[int, int, int, int]
+    image: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedBox:
+    """A piece of grounding text that is not a box. `reason` is one of the codes listed in `text.grounding`."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grounding:
+    """Boxes read from an answer, and what could not be read."""
+
+    boxes: tuple[Box, ...] = ()
+    malformed: tuple[MalformedBox, ...] = field(default=())
+
+
+ImageSizes: TypeAlias = Sequence[tuple[int, int]]
