@@ -1,8 +1,8 @@
 """In which number types a model is kept and computed, and why.
 
-Weights are kept in the chosen dtype. On CPUs rows between the big products stay float32, whatever the weights are; on
-GPUs they have the weights' type, except for float16, whose range is too small for a residual stream. Norms, router,
-softmax and residual stream are float32 everywhere.
+Weights are kept in the chosen dtype. The rows that go into the big products are float32 on CPUs, whatever the weights
+are; on GPUs they have the weights' type, except for float16, whose range is too small. Norms, router, softmax and
+residual stream are float32 everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 
 from foveal.errors import PromptError
 from foveal.models.layers import Factory
-from foveal.ops.library import half_gemm_is_fast
 
 DTYPES = {
     "float32": torch.float32,
@@ -21,11 +20,13 @@ DTYPES = {
     "float16": torch.float16,
 }
 DTYPE_CHOICES = ("auto", *DTYPES)
+# Weights, activations and the process itself, over the bytes of the weights.
+HEADROOM = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A resolved choice; `reason` says in one line how "auto" was decided."""
+    """A resolved choice: storage type, type of rows between products, and how "auto" was decided, in one line."""
 
     dtype: torch.dtype
     act_dtype: torch.dtype
@@ -55,10 +56,11 @@ def resolve_device(name: str) -> torch.device:
 def resolve_precision(
     dtype: str, device: torch.device, *, num_parameters: int, available_bytes: int | None
 ) -> Precision:
-    """Choose the storage type; "auto" asks the machine.
+    """Choose the storage type.
 
-    GPU: bfloat16, the vendor's type. CPU: bfloat16 where its products beat float32 (measured once), or where float32
-    weights would not fit; else float32.
+    "auto" is bfloat16 on GPUs, the vendor's type. On CPUs it is float32 where that fits into the free
+    memory: exact, and the fastest for pictures where the CPU has no bfloat16 units; else bfloat16, which
+    halves the memory.
     """
     if dtype not in DTYPE_CHOICES:
         raise PromptError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPE_CHOICES)}")
@@ -66,11 +68,9 @@ def resolve_precision(
         chosen, reason = DTYPES[dtype], "as asked"
     elif device.type != "cpu":
         chosen, reason = torch.bfloat16, "the checkpoint's own type"
-    elif half_gemm_is_fast(torch.bfloat16):
-        chosen, reason = torch.bfloat16, "this CPU multiplies bfloat16 faster than float32"
-    elif available_bytes is not None and num_parameters * 4 * 1.15 > available_bytes:
-        chosen, reason = torch.bfloat16, "float32 weights would not fit in the free memory"
+    elif available_bytes is None or num_parameters * 4 * HEADROOM <= available_bytes:
+        chosen, reason = torch.float32, "exact, and it fits into the free memory"
     else:
-        chosen, reason = torch.float32, "this CPU multiplies float32 faster than bfloat16"
+        chosen, reason = torch.bfloat16, "float32 weights would not fit into the free memory"
     wide = device.type == "cpu" or chosen is torch.float16
     return Precision(chosen, torch.float32 if wide else chosen, reason)

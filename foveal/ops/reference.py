@@ -1,6 +1,6 @@
 """Each operation in its plainest form: short enough to be believed, and the oracle of every faster body.
 
-Everything is computed in float32. Shapes are in the docstrings of `foveal.ops`.
+Everything is computed in float32, or in float64 where the inputs are. Shapes are in the docstrings of `foveal.ops`.
 Legend: T tokens, H heads, D width, E experts, K chosen experts, M inner width of an expert.
 """
 
@@ -13,26 +13,31 @@ from torch.nn import functional as F
 from foveal.ops.types import RouterRule
 
 
+def wide(x: Tensor) -> Tensor:
+    """`x` in the type of the computation."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out = x.float() @ weight.float().T
-    return (out if bias is None else out + bias.float()).to(x.dtype)
+    out = wide(x) @ wide(weight).T
+    return (out if bias is None else out + wide(bias)).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x32 = x.float()
-    return x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps) * weight.float()
+    x32 = wide(x)
+    return x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps) * wide(weight)
 
 
 def rope_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    x32 = x.float()
+    x32 = wide(x)
     first, second = x32[..., :half], x32[..., half:]
     c, s = cos[:, None, :], sin[:, None, :]
     return torch.cat((first * c - second * s, second * c + first * s), -1).to(x.dtype)
 
 
 def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    x32 = x.float()
+    x32 = wide(x)
     even, odd = x32[..., 0::2], x32[..., 1::2]
     c, s = cos[:, None, :], sin[:, None, :]
     return torch.cat((even * c - odd * s, odd * c + even * s), -1).to(x.dtype)
@@ -41,9 +46,9 @@ def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     new, total, heads = q.shape[0], k.shape[0], q.shape[1]
     repeat = heads // k.shape[1]
-    k32 = k.float().repeat_interleave(repeat, 1)
-    v32 = v.float().repeat_interleave(repeat, 1)
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k32) * scale
+    k32 = wide(k).repeat_interleave(repeat, 1)
+    v32 = wide(v).repeat_interleave(repeat, 1)
+    scores = torch.einsum("qhd,khd->hqk", wide(q), k32) * scale
     positions = torch.arange(total, device=q.device)
     hidden = positions[None, :] > (positions[total - new :])[:, None]
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
@@ -54,16 +59,16 @@ def mla_attention(
     q_nope: Tensor, q_pe: Tensor, latent: Tensor, k_pe: Tensor, kv_b: Tensor, scale: float
 ) -> Tensor:
     nope = q_nope.shape[-1]
-    expanded = torch.einsum("tr,hnr->thn", latent.float(), kv_b.float())
-    shared = k_pe.float()[:, None, :].expand(-1, kv_b.shape[0], -1)
+    expanded = torch.einsum("tr,hnr->thn", wide(latent), wide(kv_b))
+    shared = wide(k_pe)[:, None, :].expand(-1, kv_b.shape[0], -1)
     k = torch.cat((expanded[..., :nope], shared), -1)
-    q = torch.cat((q_nope, q_pe), -1).float()
+    q = wide(torch.cat((q_nope, q_pe), -1))
     return attention(q, k, expanded[..., nope:], scale).to(q_nope.dtype)
 
 
 def encoder_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    weights = (torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) * scale).softmax(-1)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, v.float()).to(q.dtype)
+    weights = (torch.einsum("bqhd,bkhd->bhqk", wide(q), wide(k)) * scale).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, wide(v)).to(q.dtype)
 
 
 def route(logits: Tensor, bias: Tensor | None, rule: RouterRule) -> tuple[Tensor, Tensor]:
@@ -100,9 +105,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def moe(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
     """Every expert sees every token; what was not chosen has weight zero."""
-    out = torch.zeros_like(x, dtype=torch.float32)
+    out = torch.zeros_like(wide(x))
     for e in range(w13.shape[0]):
         share = (weights * (ids == e)).sum(-1, keepdim=True)
         inner = swiglu(linear(x, w13[e], None))
-        out = out + share * linear(inner, w2[e], None).float()
+        out = out + share * wide(linear(inner, w2[e], None))
     return out
