@@ -1,0 +1,25 @@
+"""Pictures: decoding files, cutting tiles, placing pictures in prompts, drawing boxes. Knows no torch and no model."""
+
+from __future__ import annotations
+
+from foveal.vision.decode import load_picture
+from foveal.vision.overlay import draw_boxes
+from foveal.vision.precomputed import (
+    PrecomputedEmbeds,
+    PrecomputedTiles,
+    check_image_embeds,
+    check_pixel_values,
+)
+from foveal.vision.processor import VL2Processor
+from foveal.vision.vl2 import VL2ImageConfig
+
+__all__ = [
+    "PrecomputedEmbeds",
+    "PrecomputedTiles",
+    "VL2ImageConfig",
+    "VL2Processor",
+    "check_image_embeds",
+    "check_pixel_values",
+    "draw_boxes",
+    "load_picture",
+]

@@ -1,0 +1,189 @@
+"""Pictures that arrive as tensors: normalised tiles (`pixel_values`) or ready rows of the language model's input.
+
+Validates what spec 8.5 lists, plus what it recommends: as many tiles as the grids say, finite numbers. Takes numpy
+arrays and whatever turns into one (`__array__`), torch tensors among them, without knowing torch. Only plain arrays of
+floats get through: no objects, nothing sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from foveal.errors import MediaError
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecomputedTiles:
+    """A picture cut and normalised elsewhere: `pixel_values` float [1 + cols*rows, 3, size, size], global view first,
+    then the tiles row by row; `grid` is (cols, rows).
+    """
+
+    pixel_values: Floats
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecomputedEmbeds:
+    """A picture encoded elsewhere: `rows` float [length, width], newline and separator rows included (spec 5.3)."""
+
+    rows: Floats
+
+
+def check_pixel_values(
+    pixel_values: Any, images_spatial_crop: Any, *, image_size: int
+) -> list[PrecomputedTiles]:
+    """The pictures in a batch of tiles.
+
+    `pixel_values` [tiles, 3, image_size, image_size], or a list of equal [3, image_size, image_size]: the tiles of all
+    pictures after each other. `images_spatial_crop` [pictures, 2] whole numbers, (cols, rows) each; a row with a 0 ends
+    the list, and only tiles of zeros may be left over then (the official padding). Raises MediaError.
+    """
+    if images_spatial_crop is None:
+        raise MediaError(
+            "Required field 'images_spatial_crop' is missing; give (cols, rows) of each picture"
+        )
+    grids, is_padded = _grids(images_spatial_crop)
+    tiles = _stacked(pixel_values, "pixel_values")
+    _check_shape("pixel_values", tiles.shape, (None, 3, image_size, image_size))
+    needed = sum(1 + cols * rows for cols, rows in grids)
+    has_rest = len(tiles) > needed and is_padded and not tiles[needed:].any()
+    if len(tiles) != needed and not has_rest:
+        raise MediaError(
+            f"pixel_values has {len(tiles)} tiles, but images_spatial_crop {[list(grid) for grid in grids]} needs "
+            f"{needed}: one global view and cols*rows tiles for each picture"
+        )
+    pictures, start = [], 0
+    for cols, rows in grids:
+        end = start + 1 + cols * rows
+        values = _float32(tiles[start:end], "pixel_values")
+        pictures.append(PrecomputedTiles(values, (cols, rows)))
+        start = end
+    return pictures
+
+
+def check_image_embeds(embeds: Any, *, width: int | None = None) -> list[PrecomputedEmbeds]:
+    """The pictures in precomputed rows.
+
+    `embeds` [pictures, length, width], or a list of [length, width] whose lengths may differ. `width` is the language
+    model's, None to leave it unchecked. Raises MediaError.
+    """
+    if isinstance(embeds, list | tuple):
+        _not_empty(embeds, "image_embeds")
+        named = [(f"image_embeds[{i}]", item) for i, item in enumerate(embeds)]
+        arrays = [(name, _array(item, name)) for name, item in named]
+    else:
+        batch = _array(embeds, "image_embeds")
+        _check_shape("image_embeds", batch.shape, (None, None, width))
+        arrays = [("image_embeds", rows) for rows in batch]
+    pictures = []
+    for name, rows in arrays:
+        _check_shape(name, rows.shape, (None, width))
+        width = rows.shape[1]  # where the model's is unknown, all pictures must agree at least
+        if len(rows) == 0:
+            raise MediaError(f"{name} has no rows; a picture takes at least one")
+        pictures.append(PrecomputedEmbeds(_float32(rows, name)))
+    return pictures
+
+
+def _grids(crop: Any) -> tuple[list[tuple[int, int]], bool]:
+    """Grids up to the first row that holds a 0, and whether there was one."""
+    name = "images_spatial_crop"
+    if isinstance(crop, list | tuple):
+        _not_empty(crop, name)
+        try:
+            array = np.asarray(crop)
+        except ValueError:
+            raise MediaError(
+                f"{name} contains inconsistent shapes; give [cols, rows] pairs"
+            ) from None
+    else:
+        array = _array(crop, name, kinds="iu")
+    _check_shape(name, array.shape, (None, 2))
+    if array.dtype.kind not in "iu":
+        raise MediaError(
+            f"{name} has dtype {array.dtype}; give whole numbers of tiles, as in [[2, 3]]"
+        )
+    rows: list[list[int]] = array.tolist()
+    grids: list[tuple[int, int]] = []
+    for cols, height in rows:
+        if cols < 0 or height < 0:
+            raise MediaError(
+                f"{name} holds [{cols}, {height}]; a picture has at least one tile a side"
+            )
+        if cols == 0 or height == 0:
+            return grids, True
+        grids.append((cols, height))
+    return grids, False
+
+
+def _not_empty(values: Sequence[Any], name: str) -> Sequence[Any]:
+    if not values:
+        raise MediaError(f"{name} is an empty sequence; leave it out where there are no pictures")
+    return values
+
+
+def _stacked(values: Any, name: str) -> npt.NDArray[Any]:
+    """An array as it is; a list of equal arrays stacked."""
+    if not isinstance(values, list | tuple):
+        return _array(values, name)
+    items = [_array(item, f"{name}[{i}]") for i, item in enumerate(_not_empty(values, name))]
+    if any(item.ndim == 4 for item in items):
+        # Lists of per-picture tiles are a common slip; stacking equal ones would give rank 5.
+        raise MediaError(f"{name}: data has rank 5 but expected 4; concatenate the pictures' tiles")
+    if len({item.shape for item in items}) > 1:
+        raise MediaError(
+            f"{name} contains inconsistent shapes {sorted({item.shape for item in items})}; all tiles are equal in size"
+        )
+    return np.stack(items)
+
+
+def _array(value: Any, name: str, kinds: str = "f") -> npt.NDArray[Any]:
+    """`value` as an array whose dtype is of one of `kinds`."""
+    if not hasattr(value, "__array__"):
+        raise MediaError(f"{name} is a {type(value).__name__}; give a numpy array or a tensor")
+    layout = str(getattr(value, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        raise MediaError(f"{name} is sparse ({layout}); give a dense array")
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            if str(value.dtype) == "torch.bfloat16":  # numpy has no such type
+                value = value.float()
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise MediaError(f"{name} cannot be read as an array; give a numpy array") from None
+    if array.dtype.kind not in kinds:
+        wanted = "normalised floats" if "f" in kinds else "whole numbers"
+        raise MediaError(f"{name} has dtype {array.dtype}; give {wanted}")
+    return array
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
+    """Rank first, then each side that is fixed (None: any)."""
+    shown = "[" + ", ".join("*" if side is None else str(side) for side in expected) + "]"
+    if len(shape) != len(expected):
+        raise MediaError(
+            f"{name}: data has rank {len(shape)} but expected {len(expected)}; its shape must be {shown}, not "
+            f"{list(shape)}"
+        )
+    for i, (side, wanted) in enumerate(zip(shape, expected, strict=True)):
+        if wanted is not None and side != wanted:
+            raise MediaError(
+                f"{name}: data dim[{i}] expected {wanted}, got {side}; its shape must be {shown}, not {list(shape)}"
+            )
+
+
+def _float32(values: npt.NDArray[Any], name: str) -> Floats:
+    """A float32 copy, writable and contiguous. Raises MediaError for numbers that float32 does not hold."""
+    with np.errstate(over="ignore"):
+        copy: Floats = np.array(values, dtype=np.float32, order="C")
+    if not np.isfinite(copy).all():
+        raise MediaError(f"{name} holds numbers that are not finite; check how it was computed")
+    return copy
