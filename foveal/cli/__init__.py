@@ -1,0 +1,1 @@
+"""The command line: `foveal ask`, `fit`, `verify` and `env`. Only this package prints."""
