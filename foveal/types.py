@@ -105,11 +105,38 @@ class MediaItem:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class V4MediaItem:
+    """One picture as a DeepSeek-V4 model gets it: a block of sentinel tokens and the patches behind it.
+
+    The block is `length` tokens from position `start` on, of which the first `num_pads` are alignment pads; `types`
+    [length] says what each is (0 start, 1 pad, 2 image, 3 newline, 4 end). `patches` [rows * cols of `vit_grid`, 3, p, p]
+    are uint8 pixels in reading order, or `patch_values` the same already normalised and rounded to bfloat16 numbers.
+    The k-th image token takes aligner row `perm[k]`. Grids are (rows, cols). `size` is (width, height) of the original.
+    """
+
+    start: int
+    length: int
+    num_pads: int
+    types: npt.NDArray[np.int64]
+    perm: npt.NDArray[np.int64]
+    vit_grid: tuple[int, int]
+    llm_grid: tuple[int, int]
+    size: tuple[int, int] = (0, 0)
+    patches: npt.NDArray[np.uint8] | None = None
+    patch_values: npt.NDArray[np.float32] | None = None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Positions of the block's START and END token: what lies between is computed in one piece."""
+        return self.start + self.num_pads, self.start + self.length - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """What a request sends to the model: raw token ids (each placeholder counted) and the pictures behind them."""
 
     token_ids: tuple[int, ...]
-    items: tuple[MediaItem, ...] = ()
+    items: tuple[MediaItem, ...] | tuple[V4MediaItem, ...] = ()
 
     @property
     def num_tokens(self) -> int:

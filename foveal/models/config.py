@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +23,17 @@ ROPE_SCALING_TYPES = ("linear", "dynamic", "yarn")
 T = TypeVar("T")
 
 
-def _pick(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+def pick(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build `cls` from the keys it knows; a wrong kind of value is an error that names the key."""
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # every caller passes a dataclass
     chosen = {key: value for key, value in values.items() if key in known}
+    missing = [
+        f.name
+        for f in known.values()
+        if f.default is MISSING and f.default_factory is MISSING and f.name not in chosen
+    ]
+    if missing:
+        raise CheckpointError(f"config.json: {where} lacks {', '.join(missing)}")
     for key, value in chosen.items():
         default = known[key].default
         wants_number = isinstance(default, int | float) and not isinstance(default, bool)
@@ -37,7 +44,7 @@ def _pick(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     return cls(**chosen)
 
 
-def _require_positive(part: object, where: str, names: tuple[str, ...]) -> None:
+def require_positive(part: object, where: str, names: tuple[str, ...]) -> None:
     for name in names:
         value = getattr(part, name)
         if not isinstance(value, int) or value < 1:
@@ -68,7 +75,7 @@ class VisionConfig:
 
     def check(self) -> None:
         names = ("image_size", "patch_size", "width", "layers", "heads")
-        _require_positive(self, "vision_config", names)
+        require_positive(self, "vision_config", names)
         if self.width % self.heads:
             raise CheckpointError(
                 f"config.json: vision_config.width {self.width} is not divisible by heads {self.heads}"
@@ -102,7 +109,7 @@ class ProjectorConfig:
 
     def check(self) -> None:
         names = ("input_dim", "n_embed", "depth", "mlp_ratio", "downsample_ratio")
-        _require_positive(self, "projector_config", names)
+        require_positive(self, "projector_config", names)
         if self.projector_type not in PROJECTOR_TYPES:
             raise CheckpointError(
                 f"config.json: projector_config.projector_type {self.projector_type!r} is unknown; "
@@ -197,7 +204,7 @@ class LanguageConfig:
 
     def check(self) -> None:
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-        _require_positive(
+        require_positive(
             self, "language_config", (*names, "num_attention_heads", "moe_layer_freq")
         )
         if self.hidden_act != "silu":
@@ -218,7 +225,7 @@ class LanguageConfig:
     def _check_attention(self) -> None:
         if self.uses_mla:
             names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-            _require_positive(self, "language_config", names)
+            require_positive(self, "language_config", names)
             return
         heads, kv_heads = self.num_attention_heads, self.num_kv_heads
         if self.hidden_size % heads or heads % kv_heads:
@@ -229,7 +236,7 @@ class LanguageConfig:
 
     def _check_routing(self) -> None:
         names = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
-        _require_positive(self, "language_config", names)
+        require_positive(self, "language_config", names)
         for key, allowed in (("topk_method", TOPK_METHODS), ("scoring_func", SCORING_FUNCTIONS)):
             if getattr(self, key) not in allowed:
                 raise CheckpointError(
@@ -274,11 +281,11 @@ class VL2Config:
     def from_dict(cls, values: Mapping[str, Any]) -> VL2Config:
         """Read and check a parsed `config.json`; raises CheckpointError that names the key at fault."""
         config = cls(
-            vision=_pick(VisionConfig, values.get("vision_config") or {}, "vision_config"),
-            projector=_pick(
+            vision=pick(VisionConfig, values.get("vision_config") or {}, "vision_config"),
+            projector=pick(
                 ProjectorConfig, values.get("projector_config") or {}, "projector_config"
             ),
-            language=_pick(LanguageConfig, values.get("language_config") or {}, "language_config"),
+            language=pick(LanguageConfig, values.get("language_config") or {}, "language_config"),
             candidate_resolutions=tuple(
                 (int(w), int(h)) for w, h in values.get("candidate_resolutions", ((384, 384),))
             ),

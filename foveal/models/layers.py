@@ -64,15 +64,16 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)); gate and up are one weight. Source: spec 6.2."""
+    """down(silu(gate(x)) * up(x)); gate and up are one weight; `limit` clamps both (V4). Source: spec 6.2."""
 
-    def __init__(self, width: int, inner: int, make: Factory) -> None:
+    def __init__(self, width: int, inner: int, make: Factory, *, limit: float = 0.0) -> None:
         super().__init__()
+        self.limit = limit
         self.gate_up = Linear(width, 2 * inner, make)
         self.down = Linear(inner, width, make)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(ops.swiglu(self.gate_up(x)))
+        out: Tensor = self.down(ops.swiglu(self.gate_up(x), self.limit))
         return out
 
 
@@ -109,13 +110,16 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The routed experts' weights, stacked: `w13` [E, 2M, D], `w2` [E, D, M]."""
 
-    def __init__(self, count: int, width: int, inner: int, make: Factory) -> None:
+    def __init__(
+        self, count: int, width: int, inner: int, make: Factory, *, limit: float = 0.0
+    ) -> None:
         super().__init__()
+        self.limit = limit
         self.w13 = make.empty(count, 2 * inner, width)
         self.w2 = make.empty(count, width, inner)
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        return ops.moe(x, weights, ids, self.w13, self.w2)
+        return ops.moe(x, weights, ids, self.w13, self.w2, self.limit)
 
 
 class MoE(nn.Module):

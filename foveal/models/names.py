@@ -14,7 +14,7 @@ from foveal.models.config import LanguageConfig, VisionConfig, VL2Config
 from foveal.parallel.sharding import Plan
 
 Part: TypeAlias = Literal["vision", "projector", "language"]
-Storage: TypeAlias = Literal["model", "float32"]
+Storage: TypeAlias = Literal["model", "float32", "int64"]
 
 # Present in every checkpoint and never used by the model: the tower's pooling head (spec 2.2).
 IGNORED_PREFIXES = ("vision.attn_pool.",)

@@ -14,22 +14,32 @@ from typing import Any
 from torch import Tensor
 
 from foveal.ops import library, reference
-from foveal.ops.types import RouterRule
+from foveal.ops.types import HyperRule, RouterRule
 
 __all__ = [
+    "HyperRule",
     "RouterRule",
     "attention",
     "chosen",
+    "compress",
     "encoder_attention",
     "forced",
+    "hyper_head",
+    "hyper_post",
+    "hyper_pre",
+    "index_scores",
     "linear",
     "mla_attention",
     "moe",
     "rms_norm",
     "rope_half",
     "rope_interleaved",
+    "rope_neighbours",
     "route",
+    "route_fixed",
+    "sparse_attention",
     "swiglu",
+    "top_entries",
     "use",
 ]
 
@@ -47,6 +57,14 @@ _BODIES: dict[str, dict[str, Callable[..., Any]]] = {
     "route": {"reference": reference.route},
     "moe": {"reference": reference.moe, "library": library.moe},
     "swiglu": {"reference": reference.swiglu},
+    "hyper_pre": {"reference": reference.hyper_pre},
+    "hyper_post": {"reference": reference.hyper_post},
+    "hyper_head": {"reference": reference.hyper_head},
+    "rope_neighbours": {"reference": reference.rope_neighbours},
+    "sparse_attention": {"reference": reference.sparse_attention},
+    "compress": {"reference": reference.compress},
+    "index_scores": {"reference": reference.index_scores},
+    "top_entries": {"reference": reference.top_entries},
 }
 _active: dict[str, Callable[..., Any]] = {}
 _names: dict[str, str] = {}
@@ -144,17 +162,90 @@ def route(logits: Tensor, bias: Tensor | None, rule: RouterRule) -> tuple[Tensor
     return out
 
 
-def moe(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-    """Weighted sum of the chosen experts' SwiGLU MLPs.
+def moe(
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, limit: float = 0.0
+) -> Tensor:
+    """Weighted sum of the chosen experts' SwiGLU MLPs (`limit`: see `swiglu`).
 
     `x` [T, D]; `weights`, `ids` [T, K]; `w13` [E, 2M, D] (gate rows, then up rows); `w2` [E, D, M].
     Returns [T, D] float32: expert outputs are weighted and summed in float32. Source: spec 6.7.
     """
-    out: Tensor = _active["moe"](x, weights, ids, w13, w2)
+    out: Tensor = _active["moe"](x, weights, ids, w13, w2, limit)
     return out
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(first half) * second half over the last dimension."""
-    out: Tensor = _active["swiglu"](gate_up)
+def swiglu(gate_up: Tensor, limit: float = 0.0) -> Tensor:
+    """silu(first half) * second half over the last dimension.
+
+    A `limit` other than 0 clamps before: the gate from above only, the other half on both sides (V4, spec 4.8).
+    """
+    out: Tensor = _active["swiglu"](gate_up, limit)
     return out
+
+
+def hyper_pre(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, rule: HyperRule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Collapse the streams for a sublayer: `streams` [T, N, D] -> (y [T, D], post [T, N], comb [T, N, N]), float32.
+
+    `fn` [2N + N*N, N*D], `scale` [3], `base` [2N + N*N]. Source: V4 spec 4.2.
+    """
+    out: tuple[Tensor, Tensor, Tensor] = _active["hyper_pre"](streams, fn, scale, base, rule)
+    return out
+
+
+def hyper_post(update: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """Streams after a sublayer: post_k * update + sum over j of comb_jk * stream_j -> [T, N, D] float32."""
+    out: Tensor = _active["hyper_post"](update, streams, post, comb)
+    return out
+
+
+def hyper_head(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, rule: HyperRule) -> Tensor:
+    """The final collapse: [T, N, D] -> [T, D] float32; `fn` [N, N*D], `scale` [1], `base` [N]."""
+    out: Tensor = _active["hyper_head"](streams, fn, scale, base, rule)
+    return out
+
+
+def rope_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring pairs of the last dims of `x` [T, ..., d] by position; `cos`, `sin` [T, dr / 2] float32.
+
+    The first d - dr entries pass through. A negated `sin` turns back. Source: V4 spec 3.6.
+    """
+    out: Tensor = _active["rope_neighbours"](x, cos, sin)
+    return out
+
+
+def sparse_attention(q: Tensor, kv: Tensor, visible: Tensor, sink: Tensor, scale: float) -> Tensor:
+    """Attention whose keys are its values, with a sink: `q` [n, H, d], `kv` [m, d], `visible` [n, m], `sink` [H].
+
+    The sink enlarges the softmax's denominator by exp(sink) and has no value. Every query sees at least one key.
+    Source: V4 spec 3.7.
+    """
+    out: Tensor = _active["sparse_attention"](q, kv, visible, sink, scale)
+    return out
+
+
+def compress(values: Tensor, gates: Tensor) -> Tensor:
+    """Pool windows channel by channel: softmax of `gates` [n, slots, d] over the slots, times `values` -> [n, d]."""
+    out: Tensor = _active["compress"](values, gates)
+    return out
+
+
+def index_scores(queries: Tensor, keys: Tensor, head_weights: Tensor) -> Tensor:
+    """Indexer scores [n, m]: relu(query . key) summed over heads with weights (V4 spec 4.6).
+
+    `queries` [n, Hi, di], `keys` [m, di], `head_weights` [n, Hi] (may be negative).
+    """
+    out: Tensor = _active["index_scores"](queries, keys, head_weights)
+    return out
+
+
+def top_entries(scores: Tensor, visible: Tensor, count: int) -> Tensor:
+    """The `count` best visible entries of each row as a mask [n, m]; equal scores go to the lower index."""
+    out: Tensor = _active["top_entries"](scores, visible, count)
+    return out
+
+
+def route_fixed(logits: Tensor, ids: Tensor, rule: RouterRule) -> Tensor:
+    """Weights [T, K] of experts that a table has chosen: `ids` [T, K]."""
+    return reference.router_weights(reference.router_scores(logits, rule), ids, rule)

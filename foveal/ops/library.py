@@ -96,7 +96,9 @@ def encoder_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return F.scaled_dot_product_attention(q4, k4, v4, scale=scale).transpose(1, 2)
 
 
-def moe(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+def moe(
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, limit: float = 0.0
+) -> Tensor:
     """Tokens are sorted by expert, each expert runs once over its own rows. Weights are never gathered."""
     tokens, top_k = ids.shape
     if not tokens:
@@ -110,7 +112,8 @@ def moe(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor) -> Ten
     start = 0
     for expert, count in enumerate(counts):
         if count:
-            inner = reference.swiglu(linear(x_sorted[start : start + count], w13[expert], None))
+            gate_up = linear(x_sorted[start : start + count], w13[expert], None)
+            inner = reference.swiglu(gate_up, limit)
             outputs.append(linear(inner, w2[expert], None).float())
             start += count
     # Back to (token, slot) order, then a sum over the slots in a fixed order: no result depends on the batch.

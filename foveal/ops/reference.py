@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foveal.ops.types import RouterRule
+from foveal.ops.types import HyperRule, RouterRule
 
 
 def wide(x: Tensor) -> Tensor:
@@ -72,17 +72,27 @@ def encoder_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def route(logits: Tensor, bias: Tensor | None, rule: RouterRule) -> tuple[Tensor, Tensor]:
-    scores = logits.softmax(-1) if rule.scoring == "softmax" else logits.sigmoid()
+    scores = router_scores(logits, rule)
     choice = scores if bias is None else scores + bias
     if rule.num_groups > 1:
         choice = _keep_best_groups(choice, rule)
     # A stable sort sends equal scores to the lower id on every device; top-k leaves their order open.
     ids = torch.sort(choice, dim=-1, descending=True, stable=True).indices[..., : rule.top_k]
     picked = scores if bias is not None else choice
-    weights = picked.gather(-1, ids)
+    return router_weights(picked, ids, rule), ids
+
+
+def router_scores(logits: Tensor, rule: RouterRule) -> Tensor:
+    if rule.scoring == "softmax":
+        return logits.softmax(-1)
+    return logits.sigmoid() if rule.scoring == "sigmoid" else F.softplus(logits).sqrt()
+
+
+def router_weights(scores: Tensor, ids: Tensor, rule: RouterRule) -> Tensor:
+    weights = scores.gather(-1, ids)
     if rule.top_k > 1 and rule.renormalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * rule.scale, ids
+    return weights * rule.scale
 
 
 def _keep_best_groups(choice: Tensor, rule: RouterRule) -> Tensor:
@@ -98,16 +108,92 @@ def _keep_best_groups(choice: Tensor, rule: RouterRule) -> Tensor:
     return torch.where(kept[..., None], grouped, torch.zeros_like(grouped)).flatten(-2)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor, limit: float = 0.0) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
+    if limit:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return F.silu(gate) * up
 
 
-def moe(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+def moe(
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, limit: float = 0.0
+) -> Tensor:
     """Every expert sees every token; what was not chosen has weight zero."""
     out = torch.zeros_like(wide(x))
     for e in range(w13.shape[0]):
         share = (weights * (ids == e)).sum(-1, keepdim=True)
-        inner = swiglu(linear(x, w13[e], None))
+        inner = swiglu(linear(x, w13[e], None), limit)
         out = out + share * wide(linear(inner, w2[e], None))
     return out
+
+
+def hyper_mix(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
+    x = wide(streams).flatten(-2)
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x @ wide(fn).T * scale  # scaled after the product, as in the released code
+
+
+def hyper_pre(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, rule: HyperRule
+) -> tuple[Tensor, Tensor, Tensor]:
+    n = streams.shape[-2]
+    pre, post, comb = hyper_mix(streams, fn, rule.norm_eps).split((n, n, n * n), -1)
+    base_pre, base_post, base_comb = base.split((n, n, n * n))
+    pre = (pre * scale[0] + base_pre).sigmoid() + rule.eps
+    post = 2 * (post * scale[1] + base_post).sigmoid()
+    comb = (comb * scale[2] + base_comb).unflatten(-1, (n, n))
+    comb = comb.softmax(-1) + rule.eps
+    comb = comb / (comb.sum(-2, keepdim=True) + rule.eps)
+    for _ in range(rule.iterations - 1):
+        comb = comb / (comb.sum(-1, keepdim=True) + rule.eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + rule.eps)
+    return (pre.unsqueeze(-1) * wide(streams)).sum(-2), post, comb
+
+
+def hyper_post(update: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    mixed = torch.einsum("tjk,tjd->tkd", comb, wide(streams))
+    return post.unsqueeze(-1) * wide(update).unsqueeze(-2) + mixed
+
+
+def hyper_head(streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, rule: HyperRule) -> Tensor:
+    pre = (hyper_mix(streams, fn, rule.norm_eps) * scale + base).sigmoid() + rule.eps
+    return (pre.unsqueeze(-1) * wide(streams)).sum(-2)
+
+
+def rope_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (2j, 2j + 1) of the last `2 * cos.shape[-1]` entries, in place of where they stand."""
+    rotated = 2 * cos.shape[-1]
+    kept, turned = wide(x).split((x.shape[-1] - rotated, rotated), -1)
+    even, odd = turned[..., 0::2], turned[..., 1::2]
+    shape = (cos.shape[0], *(1,) * (x.dim() - 2), cos.shape[-1])
+    c, s = cos.view(shape), sin.view(shape)
+    pairs = torch.stack((even * c - odd * s, odd * c + even * s), -1).flatten(-2)
+    return torch.cat((kept, pairs), -1).to(x.dtype)
+
+
+def sparse_attention(q: Tensor, kv: Tensor, visible: Tensor, sink: Tensor, scale: float) -> Tensor:
+    scores = torch.einsum("qhd,kd->hqk", wide(q), wide(kv)) * scale
+    scores = scores.masked_fill(~visible, float("-inf"))
+    # The sink is one more entry of the denominator, without a value.
+    with_sink = torch.cat(
+        (scores, sink.view(-1, 1, 1).expand(-1, q.shape[0], 1).to(scores.dtype)), -1
+    )
+    weights = with_sink.softmax(-1)[..., :-1]
+    return torch.einsum("hqk,kd->qhd", weights, wide(kv)).to(q.dtype)
+
+
+def compress(values: Tensor, gates: Tensor) -> Tensor:
+    return (values * gates.softmax(-2)).sum(-2)
+
+
+def index_scores(queries: Tensor, keys: Tensor, head_weights: Tensor) -> Tensor:
+    scores = torch.einsum("qhd,kd->qhk", wide(queries), wide(keys)).relu()
+    return torch.einsum("qhk,qh->qk", scores, wide(head_weights))
+
+
+def top_entries(scores: Tensor, visible: Tensor, count: int) -> Tensor:
+    masked = scores.masked_fill(~visible, float("-inf"))
+    order = torch.sort(masked, dim=-1, descending=True, stable=True).indices[..., :count]
+    chosen = torch.zeros_like(visible)
+    chosen.scatter_(-1, order, True)
+    return chosen & visible
