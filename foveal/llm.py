@@ -14,7 +14,7 @@ from foveal.models.config import VL2Config, read_json
 from foveal.models.hub import resolve_model
 from foveal.models.loader import Checkpoint, load_parameters
 from foveal.models.memory import available_bytes
-from foveal.models.names import parameter_specs
+from foveal.models.names import is_ignored, parameter_specs
 from foveal.models.precision import Precision, resolve_device, resolve_precision
 from foveal.models.registry import detect_family
 from foveal.models.siglip import VisionMode
@@ -265,7 +265,13 @@ def load_model(
     checkpoint = Checkpoint.open(folder)
     factory = precision.factory(where)
     model = VL2Model(config, vision=factory, language=factory, vision_mode=vision_mode)
-    load_parameters(specs, checkpoint, _destinations(model), progress)
+    load_parameters(
+        specs,
+        checkpoint,
+        _destinations(model),
+        progress,
+        ignored=lambda name: is_ignored(name, config),
+    )
     return model.eval(), precision
 
 

@@ -67,7 +67,8 @@ def _global_state_is_put_back() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_default_dtype(dtype)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        torch.use_deterministic_algorithms(deterministic)
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 

@@ -64,7 +64,10 @@ class IndexerRows:
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """One V4 layer's new rows: `q` [T, H, d] and `kv` [T, d] rotated, `sink` [H]; parts that the layer lacks are None."""
+    """One V4 layer's new rows: `q` [T, H, d] and `kv` [T, d] rotated, `sink` [H].
+
+    Parts that the layer lacks are None.
+    """
 
     q: Tensor
     kv: Tensor

@@ -4,8 +4,8 @@ Legend: T tokens of the batch, N streams, D hidden width, H heads, d head width 
 compression ratio of a layer (0, 4 or 128). Streams and everything between the big products are float32. Source: V4 spec
 section 4.
 
-Token ids of pictures are `vocab_size + type`; they reach every router, because hash layers look ids up and picture tokens
-are routed by their own bias.
+Token ids of pictures are `vocab_size + type`; they reach every router, because hash layers look ids up and
+picture tokens are routed by their own bias.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foveal.models.v4_config import V4LanguageConfig
 
 
 def rotary_frequencies(c: V4LanguageConfig, ratio: int) -> Tensor:
-    """Frequencies [dr / 2] float32. Compressed layers use their own base with YaRN always on, and no magnitude (3.6)."""
+    """Frequencies [dr / 2] float32. Compressed layers have their own base and YaRN, without magnitude (3.6)."""
     dim = c.qk_rope_head_dim
     base = c.compress_rope_theta if ratio else c.rope_theta
     plain = 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
@@ -123,7 +123,9 @@ class Indexer(nn.Module):
         self.weights_proj = Linear(c.hidden_size, self.heads, make)
         self.compressor = Compressor(c, 4, self.width, make)
 
-    def rows(self, x: Tensor, low_rank_q: Tensor, positions: Tensor, rotation: Rotation) -> IndexerRows:
+    def rows(
+        self, x: Tensor, low_rank_q: Tensor, positions: Tensor, rotation: Rotation
+    ) -> IndexerRows:
         queries = rotation(self.wq_b(low_rank_q).unflatten(-1, (self.heads, self.width)), positions)
         weights = self.weights_proj(x).float() * (self.width**-0.5 * self.heads**-0.5)
         keys = self.compressor.rows(x, positions, rotation)
@@ -137,7 +139,10 @@ class SparseAttention(nn.Module):
         super().__init__()
         self.layer, self.ratio, self.config = layer, c.ratios[layer], c
         heads, d, width = c.num_attention_heads, c.head_dim, c.hidden_size
-        self.wq_a, self.q_norm = Linear(width, c.q_lora_rank, make), RMSNorm(c.q_lora_rank, make, c.rms_norm_eps)
+        self.wq_a, self.q_norm = (
+            Linear(width, c.q_lora_rank, make),
+            RMSNorm(c.q_lora_rank, make, c.rms_norm_eps),
+        )
         self.wq_b = Linear(c.q_lora_rank, heads * d, make)
         self.wkv, self.kv_norm = Linear(width, d, make), RMSNorm(d, make, c.rms_norm_eps)
         self.wo_a = Linear(heads * d // c.o_groups, c.o_groups * c.o_lora_rank, make)
@@ -193,7 +198,9 @@ class V4Router(nn.Module):
         self.weight = make.empty32(c.n_routed_experts, c.hidden_size)
         self.is_hash = c.is_hash_layer(layer)
         if self.is_hash:
-            table = torch.empty(c.vocab_size, c.num_experts_per_tok, dtype=torch.int64, device=make.device)
+            table = torch.empty(
+                c.vocab_size, c.num_experts_per_tok, dtype=torch.int64, device=make.device
+            )
             self.tid2eid = nn.Parameter(table, requires_grad=False)
         else:
             self.bias = make.empty32(c.n_routed_experts)
@@ -213,7 +220,11 @@ class V4Router(nn.Module):
         is_picture = ids >= self.vocab_size
         has_pictures = self.has_vision and bool(is_picture.any())
         if not self.is_hash:
-            bias = torch.where(is_picture[:, None], self.bias_vl, self.bias) if has_pictures else self.bias
+            bias = (
+                torch.where(is_picture[:, None], self.bias_vl, self.bias)
+                if has_pictures
+                else self.bias
+            )
             return ops.route(logits, bias, self.rule)
         experts = self.tid2eid[torch.where(is_picture, 0, ids)]
         if has_pictures:
@@ -249,10 +260,14 @@ class V4Layer(nn.Module):
         self.attn = SparseAttention(c, layer, make)
         self.ffn = V4MoE(c, layer, make, has_vision=has_vision)
 
-    def forward(self, streams: Tensor, positions: Tensor, ids: Tensor, ctx: SparseContext) -> Tensor:
+    def forward(
+        self, streams: Tensor, positions: Tensor, ids: Tensor, ctx: SparseContext
+    ) -> Tensor:
         """`streams` [T, N, D] float32."""
         row, post, comb = self.attn_hc.read(streams)
-        streams = ops.hyper_post(self.attn(self.attn_norm(row), positions, ctx), streams, post, comb)
+        streams = ops.hyper_post(
+            self.attn(self.attn_norm(row), positions, ctx), streams, post, comb
+        )
         row, post, comb = self.ffn_hc.read(streams)
         return ops.hyper_post(self.ffn(self.ffn_norm(row), ids), streams, post, comb)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from foveal import ops
 from foveal.models.config import LanguageConfig, rope_scaling_type
@@ -75,6 +76,22 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(ops.swiglu(self.gate_up(x), self.limit))
         return out
+
+
+def merge_cells(grid: Tensor, k: int, *, pad: bool) -> Tensor:
+    """Concatenate k x k neighbouring cells: [B, h, w, C] -> [B, my * mx, C * k * k], channel slowest.
+
+    A rest is padded with zeros at the bottom and right, or dropped where `pad` is false. Source: VL2 spec 5.1, V4 7.6.
+    """
+    height, width = grid.shape[1:3]
+    if pad:
+        grid = F.pad(grid, (0, 0, 0, -width % k, 0, -height % k))
+    my, mx = grid.shape[1] // k, grid.shape[2] // k
+    cells = (
+        grid[:, : my * k, : mx * k].unflatten(2, (mx, k)).unflatten(1, (my, k))
+    )  # [B, my, ky, mx, kx, C]
+    merged: Tensor = cells.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
+    return merged
 
 
 def router_rule(c: LanguageConfig) -> ops.RouterRule:

@@ -92,9 +92,26 @@ class V4LanguageConfig:
         return layer < self.num_hash_layers
 
     def check(self) -> None:
-        names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "hc_mult")
-        more = ("qk_rope_head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "moe_intermediate_size")
-        require_positive(self, "config", (*names, *more, "n_routed_experts", "num_experts_per_tok", "sliding_window"))
+        names = (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "head_dim",
+            "hc_mult",
+        )
+        more = (
+            "qk_rope_head_dim",
+            "q_lora_rank",
+            "o_lora_rank",
+            "o_groups",
+            "moe_intermediate_size",
+        )
+        require_positive(
+            self,
+            "config",
+            (*names, *more, "n_routed_experts", "num_experts_per_tok", "sliding_window"),
+        )
         if len(self.ratios) < self.num_hidden_layers or any(r not in RATIOS for r in self.ratios):
             raise CheckpointError(
                 f"config.json: compress_ratios {list(self.compress_ratios)} must give one of {RATIOS} for each of "

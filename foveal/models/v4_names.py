@@ -24,7 +24,11 @@ def v4_parameter_specs(config: V4Config, *, with_vision: bool = True) -> list[Pa
 
 
 def _one(
-    ours: str, theirs: str, shape: tuple[int, ...], plan: Plan = Plan.REPLICATE, dtype: Storage = "model",
+    ours: str,
+    theirs: str,
+    shape: tuple[int, ...],
+    plan: Plan = Plan.REPLICATE,
+    dtype: Storage = "model",
     part: Part = "language",
 ) -> ParameterSpec:
     return ParameterSpec(ours, shape, (Source(theirs, shape),), plan, part, dtype)
@@ -40,7 +44,9 @@ def _language(c: V4LanguageConfig, *, has_vision: bool) -> Iterator[ParameterSpe
             yield _one(f"{ours}.{kind}_hc.fn", f"{hc}_fn", (width, n * d), dtype="float32")
             yield _one(f"{ours}.{kind}_hc.base", f"{hc}_base", (width,), dtype="float32")
             yield _one(f"{ours}.{kind}_hc.scale", f"{hc}_scale", (3,), dtype="float32")
-            yield _one(f"{ours}.{kind}_norm.weight", f"{theirs}.{kind}_norm.weight", (d,), dtype="float32")
+            yield _one(
+                f"{ours}.{kind}_norm.weight", f"{theirs}.{kind}_norm.weight", (d,), dtype="float32"
+            )
         yield from _attention(c, layer, f"{ours}.attn", f"{theirs}.attn")
         yield from _experts(c, layer, f"{ours}.ffn", f"{theirs}.ffn", has_vision=has_vision)
     yield _one("language.hc_head.fn", "hc_head_fn", (n, n * d), dtype="float32")
@@ -75,11 +81,18 @@ def _attention(c: V4LanguageConfig, layer: int, ours: str, theirs: str) -> Itera
         yield from _compressor(c, 4, c.index_head_dim, f"{to}.compressor", f"{at}.compressor")
 
 
-def _compressor(c: V4LanguageConfig, ratio: int, width: int, ours: str, theirs: str) -> Iterator[ParameterSpec]:
+def _compressor(
+    c: V4LanguageConfig, ratio: int, width: int, ours: str, theirs: str
+) -> Iterator[ParameterSpec]:
     rows = width * (2 if ratio == 4 else 1)
     yield _one(f"{ours}.ape", f"{theirs}.ape", (ratio, rows), dtype="float32")
     for name in ("wkv", "wgate"):
-        yield _one(f"{ours}.{name}.weight", f"{theirs}.{name}.weight", (rows, c.hidden_size), dtype="float32")
+        yield _one(
+            f"{ours}.{name}.weight",
+            f"{theirs}.{name}.weight",
+            (rows, c.hidden_size),
+            dtype="float32",
+        )
     yield _one(f"{ours}.norm.weight", f"{theirs}.norm.weight", (width,), dtype="float32")
 
 
@@ -98,20 +111,32 @@ def _experts(
     w13, w2 = [], []
     for e in range(count):
         at = f"{theirs}.experts.{e}"
-        w13 += [Source(f"{at}.w1.weight", (inner, d), 0, e), Source(f"{at}.w3.weight", (inner, d), inner, e)]
+        w13 += [
+            Source(f"{at}.w1.weight", (inner, d), 0, e),
+            Source(f"{at}.w3.weight", (inner, d), inner, e),
+        ]
         w2.append(Source(f"{at}.w2.weight", (d, inner), 0, e))
-    yield ParameterSpec(f"{ours}.experts.w13", (count, 2 * inner, d), tuple(w13), Plan.EXPERT, "language")
+    yield ParameterSpec(
+        f"{ours}.experts.w13", (count, 2 * inner, d), tuple(w13), Plan.EXPERT, "language"
+    )
     yield ParameterSpec(f"{ours}.experts.w2", (count, d, inner), tuple(w2), Plan.EXPERT, "language")
     shared, at = inner * c.n_shared_experts, f"{theirs}.shared_experts"
-    sources = (Source(f"{at}.w1.weight", (shared, d)), Source(f"{at}.w3.weight", (shared, d), shared))
-    yield ParameterSpec(f"{ours}.shared.gate_up.weight", (2 * shared, d), sources, Plan.COLUMN, "language")
+    sources = (
+        Source(f"{at}.w1.weight", (shared, d)),
+        Source(f"{at}.w3.weight", (shared, d), shared),
+    )
+    yield ParameterSpec(
+        f"{ours}.shared.gate_up.weight", (2 * shared, d), sources, Plan.COLUMN, "language"
+    )
     yield _one(f"{ours}.shared.down.weight", f"{at}.w2.weight", (d, shared), Plan.ROW)
 
 
 def _vision(c: V4VisionConfig, d: int) -> Iterator[ParameterSpec]:
     w, inner, cell = c.vision_dim, c.vision_inter_dim, c.vision_dim * c.vision_downsample_ratio**2
 
-    def tensor(name: str, shape: tuple[int, ...], plan: Plan = Plan.REPLICATE, dtype: Storage = "model") -> ParameterSpec:
+    def tensor(
+        name: str, shape: tuple[int, ...], plan: Plan = Plan.REPLICATE, dtype: Storage = "model"
+    ) -> ParameterSpec:
         return _one(name, name, shape, plan, dtype, "vision")
 
     yield tensor("vision.patch_embed.proj.weight", (w, 3 * c.vision_patch_size**2))
@@ -132,3 +157,8 @@ def _vision(c: V4VisionConfig, d: int) -> Iterator[ParameterSpec]:
         yield _one(f"aligner.{name}.bias", f"aligner.{name}.bias", (d,), part="projector")
     for name in ("image_start", "image_pad", "image_newline", "image_end"):
         yield _one(name, name, (d,), part="projector")
+
+
+def is_set_aside(name: str, *, with_vision: bool) -> bool:
+    """True for tensors that are known and not loaded: the drafters', and the vision half's where it is not wanted."""
+    return name.startswith(DRAFTER_PREFIX) or (not with_vision and name.startswith(VISION_PREFIXES))

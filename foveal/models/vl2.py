@@ -9,31 +9,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from foveal.models.config import ProjectorConfig, VL2Config
 from foveal.models.context import AttentionContext
 from foveal.models.deepseek_lm import DeepseekLM
-from foveal.models.layers import Factory, Linear
+from foveal.models.layers import Factory, Linear, merge_cells
 from foveal.models.names import projector_layer_sizes
 from foveal.models.siglip import SiglipTower, VisionMode
-
-
-def merge_cells(x: Tensor, k: int, *, pad: bool) -> Tensor:
-    """Concatenate k x k neighbouring cells: [B, h*h, C] -> [B, m*m, C*k*k], channel slowest (spec 5.1).
-
-    An odd rest is padded with zeros at the bottom and right, or dropped where `pad` is false.
-    """
-    side = int(x.shape[1] ** 0.5)
-    grid = x.unflatten(1, (side, side))
-    rest = side % k
-    if rest and pad:
-        grid = F.pad(grid, (0, 0, 0, k - rest, 0, k - rest))
-    m = grid.shape[1] // k
-    grid = grid[:, : m * k, : m * k]
-    cells = grid.unflatten(2, (m, k)).unflatten(1, (m, k))  # [B, my, ky, mx, kx, C]
-    merged: Tensor = cells.permute(0, 1, 3, 5, 2, 4).flatten(3).flatten(1, 2)
-    return merged
 
 
 class Projector(nn.Module):
@@ -56,10 +38,12 @@ class Projector(nn.Module):
             self.layers = nn.Sequential(*modules[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
+        side = int(x.shape[1] ** 0.5)
         if self.config.token_pooling:
-            x = self.token_pooling_layer(merge_cells(x, 2, pad=False))
+            x = self.token_pooling_layer(merge_cells(x.unflatten(1, (side, side)), 2, pad=False))
         elif self.config.projector_type == "downsample_mlp_gelu":
-            x = merge_cells(x, self.config.downsample_ratio, pad=True)
+            k = self.config.downsample_ratio
+            x = merge_cells(x.unflatten(1, (side, side)), k, pad=True)
         out: Tensor = self.layers(x)
         return out
 

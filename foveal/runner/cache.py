@@ -44,6 +44,10 @@ class SequenceCache:
             for _ in range(config.num_hidden_layers)
         ]
 
+    def legal_end(self, end: int) -> int:
+        """Any chunk may end anywhere: pictures are causal."""
+        return end
+
     def store(self, layer: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Write new rows behind the computed ones; returns views of everything up to and with them."""
         start = self.num_computed_tokens

@@ -1,44 +1,27 @@
-"""Drives a DeepSeek-VL2 model for requests: pictures, prefill, decode.
-
-Contract: prompts arrive as token ids with their pictures (`types.Prompt`); token ids leave. It knows no tokenizer, no
-stop string and no file.
-"""
+"""Drives a DeepSeek-VL2 model: tiles through the tower, rows through the language model."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foveal.models.vl2 import VL2Model
+from foveal.runner.base import Runner, Timings
 from foveal.runner.cache import SequenceCache, SequenceContext
-from foveal.runner.sampler import fresh_seed, sample
-from foveal.types import MediaItem, Prompt, SamplingParams
+from foveal.types import MediaItem, Prompt
 
 # Rows of patches that one pass of the tower takes: enough to fill the product units, small enough to stay responsive.
 PATCHES_PER_PASS_CPU = 1024
 PATCHES_PER_PASS_GPU = 16384
-# Longest piece of a prompt in one forward pass; bounds the memory of activations, changes no result.
-PREFILL_CHUNK = 2048
 
 
-@dataclass(slots=True)
-class Timings:
-    """Seconds and counts of the newest request, for benchmarks and `--json` outputs."""
-
-    vision_s: float = 0.0
-    num_tiles_encoded: int = 0
-    prefill_s: float = 0.0
-    decode_s: list[float] = field(default_factory=list)
-
-
-class VL2Runner:
-    """Runs `model`. Not thread-safe: one request at a time; use one runner per thread of work."""
+class VL2Runner(Runner[SequenceCache]):
+    """Runs a DeepSeek-VL2 model."""
 
     def __init__(
         self,
@@ -116,88 +99,20 @@ class VL2Runner:
             rows.update(zip(group, encoded, strict=True))
         return rows
 
-    @torch.inference_mode()
-    def prompt_rows(self, prompt: Prompt) -> Tensor:
-        """The language model's input rows for a prompt, pictures merged in: [T, D] float32."""
-        ids = torch.tensor(prompt.token_ids, device=self.model.device)
-        pieces = self.encode_pictures(prompt.items)
-        for item, piece in zip(prompt.items, pieces, strict=True):
-            assert piece.shape[0] == item.length, (
-                f"a picture has {piece.shape[0]} rows for {item.length} placeholders"
-            )
-        starts = [item.start for item in prompt.items]
-        return self.model.embed(ids, list(zip(starts, pieces, strict=True)))
-
     # --- the language model ---------------------------------------------------------------------
 
-    def new_cache(self, capacity: int) -> SequenceCache:
-        norm = self.model.language.norm
-        return SequenceCache(
-            self.model.config.language, capacity, dtype=norm.act_dtype, device=self.model.device
-        )
+    def new_cache(self, capacity: int, prompt: Prompt | None = None) -> SequenceCache:
+        act_dtype = self.model.language.norm.act_dtype
+        config = self.model.config.language
+        return SequenceCache(config, capacity, dtype=act_dtype, device=self.model.device)
 
     @torch.inference_mode()
-    def extend(self, caches: Sequence[SequenceCache], rows: Sequence[Tensor]) -> Tensor:
-        """Compute further tokens of one or more requests in one pass.
-
-        `rows[i]` [n_i, D] are the next input rows of the request behind `caches[i]`. Returns hidden rows [sum n_i, D]
-        after the final norm, in the same order.
-        """
+    def extend(
+        self, caches: Sequence[SequenceCache], rows: Sequence[Tensor], ids: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """See `Runner.extend`; this family does not look at `ids`."""
         context = SequenceContext(caches, [piece.shape[0] for piece in rows])
-        hidden: Tensor = self.model(
-            torch.cat(list(rows)), context.positions(self.model.device), context
-        )
+        positions = context.positions(self.model.device)
+        hidden: Tensor = self.model(torch.cat(list(rows)), positions, context)
         context.commit()
         return hidden
-
-    @torch.inference_mode()
-    def prefill(
-        self, rows: Tensor, cache: SequenceCache, *, chunk_size: int = PREFILL_CHUNK
-    ) -> Tensor:
-        """Compute all of `rows` [T, D] in chunks; returns all hidden rows [T, D]."""
-        return torch.cat([self.extend([cache], [piece]) for piece in rows.split(chunk_size)])
-
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Head rows [n, vocabulary] float32 for hidden rows [n, D]."""
-        return self.model.logits(hidden)
-
-    @torch.inference_mode()
-    def step(self, cache: SequenceCache, token: int) -> Tensor:
-        """Feed one token; returns the logits [vocabulary] that follow it."""
-        ids = torch.tensor([token], device=self.model.device)
-        return self.logits(self.extend([cache], [self.model.embed(ids)]))[0]
-
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        on_logits: Callable[[Tensor], None] | None = None,
-    ) -> Iterator[int]:
-        """Token ids of an answer, at most `params.max_tokens`; an id of `stop_ids` is yielded and ends it.
-
-        `on_logits` sees each row of raw logits before it is sampled.
-        """
-        self.timings = Timings()
-        rows = self.prompt_rows(prompt)
-        start = time.perf_counter()
-        cache = self.new_cache(prompt.num_tokens + params.max_tokens)
-        for piece in rows.split(PREFILL_CHUNK):
-            hidden = self.extend([cache], [piece])  # only the last row needs the head
-        logits = self.logits(hidden[-1:])[0]
-        self.timings.prefill_s = time.perf_counter() - start
-        seed = fresh_seed() if params.seed is None else params.seed
-        tokens = list(prompt.token_ids)
-        for count in range(1, params.max_tokens + 1):
-            if on_logits is not None:
-                on_logits(logits)
-            token = sample(logits, params, seed=seed, position=len(tokens), seen=tokens)
-            tokens.append(token)
-            yield token
-            if token in stop_ids or count == params.max_tokens:
-                return
-            start = time.perf_counter()
-            logits = self.step(cache, token)
-            self.timings.decode_s.append(time.perf_counter() - start)

@@ -5,9 +5,9 @@
     entries     list of compressed rows, row = window index = position // r
     keys        list of indexer keys, the same
 
-`num_computed_tokens` is the only record of progress. How many entries exist and which ring rows are valid follows from it,
-so any split into chunks gives the same state, and going back by up to `MARGIN` tokens is lowering the number: rejected
-rows are overwritten before anything reads them. Source: V4 spec 4.4-4.6, 5.1-5.5, 6.
+`num_computed_tokens` is the only record of progress. How many entries exist and which ring rows are valid follows
+from it, so any split into chunks gives the same state, and going back by up to `MARGIN` tokens is lowering the
+number: rejected rows are overwritten before anything reads them. Source: V4 spec 4.4-4.6, 5.1-5.5, 6.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Span:
 class Ring:
     """Rows of the newest positions: row = position mod size."""
 
-    def __init__(self, size: int, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, size: int, width: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
         self.size = size
         self.rows = torch.zeros(size, width, dtype=dtype, device=device)
 
@@ -58,7 +60,9 @@ class Ring:
 class CompressorState:
     """One compressor's residue and its entries."""
 
-    def __init__(self, ratio: int, width: int, capacity: int, device: torch.device | str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, ratio: int, width: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
         halves = 2 if ratio == 4 else 1
         self.ratio, self.width = ratio, width
         size = halves * ratio + MARGIN
@@ -83,8 +87,12 @@ class CompressorState:
         r, overlapping = self.ratio, rows.is_overlapping
         oldest = max(0, (first - 1 if overlapping else first) * r)
         history = min(oldest, start)
-        values = torch.cat((self.values.read(history, start), rows.values))[oldest - history : stop * r - history]
-        gates = torch.cat((self.gates.read(history, start), rows.gates))[oldest - history : stop * r - history]
+        values = torch.cat((self.values.read(history, start), rows.values))[
+            oldest - history : stop * r - history
+        ]
+        gates = torch.cat((self.gates.read(history, start), rows.gates))[
+            oldest - history : stop * r - history
+        ]
         if not overlapping:
             return ops.compress(values.unflatten(0, (-1, r)), gates.unflatten(0, (-1, r)))
         if first == 0:  # entry 0 has no window before it
@@ -100,12 +108,19 @@ class V4LayerState:
     """What one layer keeps for one request."""
 
     def __init__(
-        self, c: V4LanguageConfig, ratio: int, capacity: int, device: torch.device | str, dtype: torch.dtype
+        self,
+        c: V4LanguageConfig,
+        ratio: int,
+        capacity: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
     ) -> None:
         self.window = Ring(c.sliding_window + MARGIN, c.head_dim, dtype, device)
         self.main = CompressorState(ratio, c.head_dim, capacity, device, dtype) if ratio else None
         is_indexed = ratio == 4
-        self.index = CompressorState(4, c.index_head_dim, capacity, device, dtype) if is_indexed else None
+        self.index = (
+            CompressorState(4, c.index_head_dim, capacity, device, dtype) if is_indexed else None
+        )
 
 
 class V4SequenceCache:
@@ -122,7 +137,9 @@ class V4SequenceCache:
     ) -> None:
         self.capacity, self.spans, self.window_size = capacity, tuple(spans), config.sliding_window
         self.num_computed_tokens = 0
-        self.layers = [V4LayerState(config, ratio, capacity, device, dtype) for ratio in config.ratios]
+        self.layers = [
+            V4LayerState(config, ratio, capacity, device, dtype) for ratio in config.ratios
+        ]
 
     def legal_end(self, end: int) -> int:
         """The nearest chunk end at or after `end` that splits no span."""
@@ -157,7 +174,9 @@ class V4SequenceCache:
         outputs = []
         for at in range(start, end, QUERY_BLOCK):
             stop = min(end, at + QUERY_BLOCK)
-            outputs.append(self._attend_block(rows, (start, at, stop), raw, oldest, entries, index_keys))
+            outputs.append(
+                self._attend_block(rows, (start, at, stop), raw, oldest, entries, index_keys)
+            )
         return torch.cat(outputs)
 
     def _attend_block(

@@ -176,7 +176,7 @@ def test_the_plan_knows_every_format_and_no_other() -> None:
 
 def test_the_plan_knows_the_runners_pieces() -> None:
     assert fit.PATCHES_PER_PASS == runner.PATCHES_PER_PASS_CPU
-    assert fit.PREFILL_ROWS == runner.PREFILL_CHUNK
+    assert fit.PREFILL_ROWS == base.PREFILL_CHUNK
 
 
 @pytest.mark.parametrize("size", SIZES)

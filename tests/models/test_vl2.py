@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from foveal.models.vl2 import merge_cells
+from foveal.models.layers import merge_cells
 from tests import toy
 
 # The 23 tile grids of the shipped models: all (cols, rows) with at most nine tiles.
@@ -45,7 +45,7 @@ def test_merge_puts_the_channel_slowest() -> None:
     """x[c, y, x] = 16c + 4y + x on 4x4: the first cell's two channels (spec 13, item 6)."""
     c, y, x = torch.meshgrid(torch.arange(2), torch.arange(4), torch.arange(4), indexing="ij")
     features = (16 * c + 4 * y + x).permute(1, 2, 0).reshape(1, 16, 2).float()
-    merged = merge_cells(features, 2, pad=True)
+    merged = merge_cells(features.unflatten(1, (4, 4)), 2, pad=True)
     assert merged.shape == (1, 4, 8)
     assert merged[0, 0].tolist() == [0, 1, 4, 5, 16, 17, 20, 21]
 
@@ -56,14 +56,14 @@ def test_merge_equals_unfold_after_padding_at_the_bottom_and_right(side: int, k:
     square = features.transpose(1, 2).reshape(2, 5, side, side)
     rest = -side % k
     unfolded = F.unfold(F.pad(square, (0, rest, 0, rest)), k, stride=k).transpose(1, 2)
-    assert torch.equal(merge_cells(features, k, pad=True), unfolded)
+    assert torch.equal(merge_cells(features.unflatten(1, (side, side)), k, pad=True), unfolded)
 
 
 def test_pooling_drops_the_rest_instead_of_padding() -> None:
     features = torch.randn(1, 49, 5, generator=torch.Generator().manual_seed(0))
     square = features.transpose(1, 2).reshape(1, 5, 7, 7)
     unfolded = F.unfold(square, 2, stride=2).transpose(1, 2)
-    assert torch.equal(merge_cells(features, 2, pad=False), unfolded)
+    assert torch.equal(merge_cells(features.unflatten(1, (7, 7)), 2, pad=False), unfolded)
 
 
 @pytest.mark.parametrize(
