@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from foveal.errors import FovealError, MediaError, PromptError
-from foveal.types import Message, Picture, Role
+from foveal.types import Message, Part, Picture, PrecomputedEmbeds, PrecomputedTiles, Role
 
 LoadPicture: TypeAlias = Callable[[Any], Picture]
 UserMessage: TypeAlias = Message | Mapping[str, Any]
@@ -58,8 +58,8 @@ def _parse_message(message: Mapping[str, Any], where: str, load_picture: LoadPic
     return Message(_ROLES[role], tuple(parts))
 
 
-def _parse_part(part: Any, where: str, load_picture: LoadPicture) -> str | Picture:
-    if isinstance(part, str | Picture):
+def _parse_part(part: Any, where: str, load_picture: LoadPicture) -> Part:
+    if isinstance(part, str | Picture | PrecomputedTiles | PrecomputedEmbeds):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _TEXT_TYPES and isinstance(part.get("text"), str):

@@ -73,12 +73,34 @@ class Picture:
         return int(self.rgb.shape[0])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecomputedTiles:
+    """A picture cut and normalised elsewhere: `pixel_values` float [1 + cols*rows, 3, size, size], global view first,
+    then the tiles row by row; `grid` is (cols, rows).
+    """
+
+    pixel_values: npt.NDArray[np.float32]
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecomputedEmbeds:
+    """A picture encoded elsewhere: `rows` float [length, width], newline and separator rows included (VL2 spec 5.3)."""
+
+    rows: npt.NDArray[np.float32]
+
+
+# What may stand for a picture in a prompt, and what a message is made of.
+PictureInput: TypeAlias = Picture | PrecomputedTiles | PrecomputedEmbeds
+Part: TypeAlias = str | PictureInput
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn. `content` is a list of literal texts and pictures, in order; texts never hold placeholders."""
 
     role: Role
-    content: tuple[str | Picture, ...]
+    content: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,10 +130,11 @@ class MediaItem:
 class V4MediaItem:
     """One picture as a DeepSeek-V4 model gets it: a block of sentinel tokens and the patches behind it.
 
-    The block is `length` tokens from position `start` on, of which the first `num_pads` are alignment pads; `types`
-    [length] says what each is (0 start, 1 pad, 2 image, 3 newline, 4 end). `patches` [rows * cols of `vit_grid`, 3, p, p]
-    are uint8 pixels in reading order, or `patch_values` the same already normalised and rounded to bfloat16 numbers.
-    The k-th image token takes aligner row `perm[k]`. Grids are (rows, cols). `size` is (width, height) of the original.
+    The block is `length` tokens from position `start` on, of which the first `num_pads` are alignment pads;
+    `types` [length] says what each is (0 start, 1 pad, 2 image, 3 newline, 4 end). `patches` [rows * cols of
+    `vit_grid`, 3, p, p] are uint8 pixels in reading order, or `patch_values` the same already normalised and
+    rounded to bfloat16 numbers. The k-th image token takes aligner row `perm[k]`. Grids are (rows, cols).
+    `size` is (width, height) of the original.
     """
 
     start: int

@@ -24,8 +24,9 @@ MAY_IMPORT = {
     "ops": {"errors", "types"},
     "models": {"errors", "types", "ops", "parallel"},
     "runner": {"errors", "types", "ops", "models"},
-    "llm": {"errors", "types", "messages", "text", "vision", "models", "runner"},
-    "verify": {"errors", "types", "ops", "text", "vision", "models", "runner", "llm"},
+    "families": {"errors", "types", "messages", "text", "vision", "models", "runner"},
+    "llm": {"errors", "types", "messages", "families", "text", "vision", "models", "runner"},
+    "verify": {"errors", "types", "families", "ops", "text", "vision", "models", "runner", "llm"},
     "__init__": {"errors", "types", "llm"},
 }
 EVERYTHING = {"cli"}

@@ -204,9 +204,7 @@ class LanguageConfig:
 
     def check(self) -> None:
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-        require_positive(
-            self, "language_config", (*names, "num_attention_heads", "moe_layer_freq")
-        )
+        require_positive(self, "language_config", (*names, "num_attention_heads", "moe_layer_freq"))
         if self.hidden_act != "silu":
             raise CheckpointError(
                 f"config.json: language_config.hidden_act {self.hidden_act!r} is not supported; only 'silu' is"

@@ -10,7 +10,6 @@ picture tokens are routed by their own bias.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from foveal import ops
 from foveal.models.context import CompressorRows, IndexerRows, SparseContext, SparseRows
-from foveal.models.layers import Experts, Factory, Linear, RMSNorm, SwiGLU
+from foveal.models.layers import Experts, Factory, Linear, RMSNorm, SwiGLU, yarn_frequencies
 from foveal.models.v4_config import V4LanguageConfig
 
 
@@ -29,18 +28,7 @@ def rotary_frequencies(c: V4LanguageConfig, ratio: int) -> Tensor:
     plain = 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     if not ratio or c.rope_scaling is None:
         return plain
-    scaling = c.rope_scaling
-    trained = float(scaling.get("original_max_position_embeddings", 65536))
-
-    def corrected(turns: float) -> float:
-        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low = max(math.floor(corrected(float(scaling.get("beta_fast", 32)))), 0)
-    high: float = min(math.ceil(corrected(float(scaling.get("beta_slow", 1)))), dim - 1)
-    if low == high:
-        high += 0.001
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    return plain / float(scaling["factor"]) * ramp + plain * (1 - ramp)
+    return yarn_frequencies(plain, base, c.rope_scaling, trained=65536)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +153,11 @@ class SparseAttention(nn.Module):
         q32 = q.float()
         q = (q32 * torch.rsqrt(q32.square().mean(-1, keepdim=True) + c.rms_norm_eps)).to(q.dtype)
         kv = self.kv_norm(self.wkv(x))
-        compressed = self.compressor and self.compressor.rows(x, positions, self.rotation)
-        indexer = self.indexer and self.indexer.rows(x, low_rank_q, positions, self.rotation)
+        compressed = indexer = None
+        if self.compressor is not None:
+            compressed = self.compressor.rows(x, positions, self.rotation)
+        if self.indexer is not None:
+            indexer = self.indexer.rows(x, low_rank_q, positions, self.rotation)
         return SparseRows(
             self.rotation(q, positions),
             self.rotation(kv, positions),

@@ -189,27 +189,38 @@ def rotary_table(c: LanguageConfig) -> RotaryTable:
     if kind == "linear":
         return RotaryTable(plain / float(c.rope_scaling["factor"]))
     if kind == "yarn":
-        return _yarn(plain, dim, c.rope_theta, c.rope_scaling)
+        return _yarn(plain, c.rope_theta, c.rope_scaling)
     return RotaryTable(plain)
 
 
-def _yarn(plain: Tensor, dim: int, base: float, scaling: Mapping[str, Any]) -> RotaryTable:
-    factor = float(scaling["factor"])
-    trained = float(scaling.get("original_max_position_embeddings", 4096))
+def yarn_frequencies(
+    plain: Tensor, base: float, scaling: Mapping[str, Any], *, trained: int
+) -> Tensor:
+    """Frequencies under YaRN: fast pairs keep theirs, slow ones are divided by the factor, a ramp between.
+
+    `plain` [dim / 2] are the frequencies of `base`; `trained` is the context that `scaling` takes for granted.
+    """
+    dim, factor = 2 * plain.shape[0], float(scaling["factor"])
+    context = float(scaling.get("original_max_position_embeddings", trained))
 
     def corrected(turns: float) -> float:
-        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+        return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low = max(math.floor(corrected(float(scaling.get("beta_fast", 32)))), 0)
     high: float = min(math.ceil(corrected(float(scaling.get("beta_slow", 1)))), dim - 1)
     if high == low:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    inv_freq = plain / factor * ramp + plain * (1 - ramp)
+    return plain / factor * ramp + plain * (1 - ramp)
+
+
+def _yarn(plain: Tensor, base: float, scaling: Mapping[str, Any]) -> RotaryTable:
+    factor = float(scaling["factor"])
 
     def magnitude(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     per_head, all_dims = float(scaling.get("mscale", 1)), float(scaling.get("mscale_all_dim", 0))
     softmax_factor = magnitude(all_dims) ** 2 if all_dims else 1.0
-    return RotaryTable(inv_freq, magnitude(per_head) / magnitude(all_dims), softmax_factor)
+    frequencies = yarn_frequencies(plain, base, scaling, trained=4096)
+    return RotaryTable(frequencies, magnitude(per_head) / magnitude(all_dims), softmax_factor)

@@ -1,7 +1,7 @@
 """What all model families share: prefill in chunks, decode, and the loop from a prompt to token ids.
 
-Contract: prompts arrive as token ids with their pictures (`types.Prompt`); token ids leave. A runner knows no tokenizer,
-no stop string and no file.
+Contract: prompts arrive as token ids with their pictures (`types.Prompt`); token ids leave. A runner knows no
+tokenizer, no stop string and no file.
 """
 
 from __future__ import annotations

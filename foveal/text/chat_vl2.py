@@ -20,7 +20,7 @@ from typing import Any
 
 from foveal.errors import CheckpointError, PromptError
 from foveal.text.tokenizer import Tokenizer
-from foveal.types import Message, Picture
+from foveal.types import Message, Part
 
 IMAGE = "<image>"
 USER, ASSISTANT = "<|User|>", "<|Assistant|>"
@@ -97,7 +97,7 @@ def _check_turns(messages: Sequence[Message]) -> None:
 
 
 def _check_parts(i: int, message: Message) -> None:
-    has_picture = any(isinstance(part, Picture) for part in message.content)
+    has_picture = any(not isinstance(part, str) for part in message.content)
     if has_picture and message.role != "user":
         raise PromptError(
             f"messages[{i}] has a picture in a turn of {message.role!r}; put it into a user message"
@@ -107,7 +107,7 @@ def _check_parts(i: int, message: Message) -> None:
         raise PromptError(f"messages[{i}] is empty; a user message needs text or a picture")
 
 
-def _add_question(ids: _Ids, parts: Sequence[str | Picture]) -> None:
+def _add_question(ids: _Ids, parts: Sequence[Part]) -> None:
     """One user turn and the assistant's tag. Template and text of a piece are encoded as one string."""
     ids.add_mark(USER)
     text = ": "
@@ -123,15 +123,15 @@ def _add_question(ids: _Ids, parts: Sequence[str | Picture]) -> None:
     ids.add_literal(":")
 
 
-def _break_before(rest: Sequence[str | Picture]) -> str:
+def _break_before(rest: Sequence[Part]) -> str:
     """The newline between a picture and what follows it, unless nothing does or it brings its own."""
     has_break = not rest or (isinstance(rest[0], str) and rest[0].startswith("\n"))
     return "" if has_break else "\n"
 
 
-def _stripped(content: Sequence[str | Picture]) -> list[str | Picture]:
+def _stripped(content: Sequence[Part]) -> list[Part]:
     """Neighbouring texts joined, empty ones dropped, white space gone from both ends of the turn."""
-    parts: list[str | Picture] = []
+    parts: list[Part] = []
     for part in content:
         if isinstance(part, str) and parts and isinstance(parts[-1], str):
             parts[-1] += part

@@ -136,7 +136,15 @@ class TextDecoder:
         if not self._is_first:
             piece = self._joiner + piece
         self._is_first = False
-        return self._stripped(self._utf8.decode(piece))
+        text = self._utf8.decode(piece)
+        if self._is_surrogate_open():
+            text += self._utf8.decode(b"", final=True)
+        return self._stripped(text)
+
+    def _is_surrogate_open(self) -> bool:
+        """True for ED A0..BF: no third byte makes it a character, yet Python's decoder waits for one."""
+        held = self._utf8.getstate()[0]
+        return held[:1] == b"\xed" and held[1:2] >= b"\xa0"
 
     def flush(self) -> str:
         """U+FFFD for a character that stayed open, as whole decoding shows it; otherwise empty."""

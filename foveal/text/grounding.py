@@ -41,7 +41,7 @@ REASONS = ("syntax", "nested", "arity", "range", "order", "unclosed", "no_label"
 _TAG = re.compile(r"<\|/?(?:ref|det)\|>")
 _ANY_TAG = re.compile(r"<\|(?:/?(?:ref|det)|grounding)\|>")
 _BRACKET = re.compile(r"[\[\]]")
-_LIST = re.compile(r"[\[\]0-9,\s]*")
+_LIST = re.compile(r"[\[\]0-9,\s]*[\[\]0-9,]")
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
@@ -76,19 +76,23 @@ def parse_grounding(text: str, size: tuple[int, int], *, image: int = 0) -> Grou
 def strip_grounding(text: str) -> str:
     """`text` without grounding: labels and words stay; tags go, and det blocks with them.
 
-    Of a block that is not closed, only what looks like its list goes.
+    Of a block that is not closed, only what looks like its list goes. The result has no tags, not even ones that the
+    removal of others would have put together.
     """
-    parts: list[str] = []
-    tags = [*_ANY_TAG.finditer(text)]
-    ends = [*(tag.start() for tag in tags[1:]), len(text)]
-    parts.append(text[: tags[0].start()] if tags else text)
-    for i, (tag, end) in enumerate(zip(tags, ends, strict=True)):
-        start = tag.end()
+    while tags := [*_ANY_TAG.finditer(text)]:
+        text = text[: tags[0].start()] + "".join(_kept_behind(text, tags))
+    return text
+
+
+def _kept_behind(text: str, tags: list[re.Match[str]]) -> Iterator[str]:
+    """For each tag, what stays of the text between it and the next one."""
+    for i, tag in enumerate(tags):
+        start, is_last = tag.end(), i + 1 == len(tags)
+        end = len(text) if is_last else tags[i + 1].start()
         if tag[0] == "<|det|>":
-            is_closed = i + 1 < len(tags) and tags[i + 1][0] == "<|/det|>"
+            is_closed = not is_last and tags[i + 1][0] == "<|/det|>"
             start = end if is_closed else _end_of_list(text, start, end)
-        parts.append(text[start:end])
-    return "".join(parts)
+        yield text[start:end]
 
 
 def locate_prompt(label: str) -> str:

@@ -21,7 +21,7 @@ from foveal.types import Prompt
 from foveal.verify.cases import CaseError, GoldenCase, list_cases, read_case
 from foveal.verify.compare import Array, compare_equal, compare_floats, pad_left
 from foveal.verify.report import CaseResult, Check, Report
-from foveal.verify.subject import Inside, Subject
+from foveal.verify.subject import Inside, Subject, media_items
 
 if TYPE_CHECKING:
     from foveal.llm import LLM
@@ -107,7 +107,7 @@ def _check_prompt(subject: Subject, case: GoldenCase, rows: _Rows) -> Iterator[C
     """Ids, masks, tile grids and counts: all equal."""
     pad = subject.processor.tokenizer.pad_id
     ids = [np.array(prompt.token_ids) for prompt in rows.prompts]
-    grids = [[list(item.grid) for item in prompt.items] for prompt in rows.prompts]
+    grids = [[list(item.grid) for item in media_items(prompt)] for prompt in rows.prompts]
     most = max(1, *(len(row) for row in grids))
     actual: dict[str, Any] = {
         "input_ids": rows.padded(ids, fill=pad),

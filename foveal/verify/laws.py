@@ -18,7 +18,7 @@ from foveal.errors import FovealError
 from foveal.types import Message, Picture, Prompt
 from foveal.verify.compare import Array, compare_equal, compare_floats
 from foveal.verify.report import CaseResult, Check, Report
-from foveal.verify.subject import Subject, to_numpy
+from foveal.verify.subject import Subject, media_items, to_numpy
 
 if TYPE_CHECKING:
     from foveal.llm import LLM
@@ -47,7 +47,8 @@ class _Bench:
 
     @property
     def tile(self) -> int:
-        return self.subject.config.vision.image_size
+        size: int = self.subject.config.vision.image_size
+        return size
 
     def prompt(self, *content: str | Picture) -> Prompt:
         return self.subject.processor.process_chat([Message("user", content)])
@@ -125,15 +126,15 @@ def _known_ids(bench: _Bench) -> Check:
 def _placeholders(bench: _Bench) -> Check:
     """A wide picture has as many placeholders as its grid says, and as many rows."""
     prompt = bench.prompt(noise_picture(2 * bench.tile, bench.tile, seed=2), TEXT)
-    (item,) = prompt.items
-    (rows,) = bench.subject.runner.encode_pictures(prompt.items)
+    (item,) = media_items(prompt)
+    (rows,) = bench.subject.runner.encode_pictures([item])
     expected = bench.subject.config.num_image_tokens(*item.grid)
     return compare_equal("counts", [expected, expected], [item.length, len(rows)], column=COLUMN)
 
 
 def _one_tile(bench: _Bench) -> Check:
     """Where the grid is 1x1, the local tile equals the global view, and is encoded once."""
-    (item,) = bench.picture_prompt.items
+    (item,) = media_items(bench.picture_prompt)
     pixels = to_numpy(bench.subject.runner.pixel_values(item))
     bench.subject.runner.encode_pictures([item])
     actual = [*item.grid, bench.subject.runner.timings.num_tiles_encoded]

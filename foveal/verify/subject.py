@@ -18,8 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from foveal.families.vl2 import VL2Family
 from foveal.models.reference_vl2 import reference_forward
-from foveal.types import Prompt, SamplingParams
+from foveal.types import MediaItem, Prompt, SamplingParams
 from foveal.vision.decode import load_picture
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class Subject:
     """A loaded model as the checks see it."""
 
     def __init__(self, llm: LLM) -> None:
-        self.runner, self.processor = llm.runner, llm.processor
-        self.model, self.config = llm.runner.model, llm.runner.model.config
+        assert isinstance(llm.family, VL2Family), "these checks look inside a DeepSeek-VL2 model"
+        self.runner, self.processor = llm.family.runner, llm.family.processor
+        self.model, self.config = self.runner.model, llm.family.config
 
     def prompt(self, conversation: Sequence[Mapping[str, Any]], paths: Sequence[Path]) -> Prompt:
         """A golden conversation as a prompt, its pictures decoded as the vendor's loader does."""
@@ -66,7 +68,9 @@ class Subject:
     @torch.inference_mode()
     def tower(self, prompts: Sequence[Prompt]) -> TowerOutput | None:
         """Tower and projector on every tile of every picture, in prompt order; None where there are no pictures."""
-        tiles = [self.runner.pixel_values(item) for prompt in prompts for item in prompt.items]
+        tiles = [
+            self.runner.pixel_values(item) for prompt in prompts for item in media_items(prompt)
+        ]
         if not tiles:
             return None
         pixels = torch.cat(tiles)
@@ -108,6 +112,13 @@ class Subject:
         params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
         tokens = list(self.runner.generate(prompt, params, on_logits=seen.append))
         return tokens, to_numpy(seen[-1])
+
+
+def media_items(prompt: Prompt) -> list[MediaItem]:
+    """The pictures of a DeepSeek-VL2 prompt, in order."""
+    items = [item for item in prompt.items if isinstance(item, MediaItem)]
+    assert len(items) == len(prompt.items), "every picture of a DeepSeek-VL2 prompt has tiles"
+    return items
 
 
 def to_numpy(tensor: Tensor) -> Floats:

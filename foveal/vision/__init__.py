@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from foveal.types import PrecomputedEmbeds, PrecomputedTiles
 from foveal.vision.decode import load_picture
 from foveal.vision.overlay import draw_boxes
 from foveal.vision.precomputed import (
-    PrecomputedEmbeds,
-    PrecomputedTiles,
     check_image_embeds,
     check_pixel_values,
 )

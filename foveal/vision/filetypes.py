@@ -146,7 +146,7 @@ def is_cut_off(kind: str, stream: BinaryIO) -> bool:
         return size < int.from_bytes(head[2:6], "little")
     if kind == "TIFF":
         return _is_tiff_cut_off(stream, size)
-    return kind == "AVIF" and _is_avif_cut_off(head, size)
+    return kind == "AVIF" and _is_avif_cut_off(stream, size)
 
 
 # Bytes of a TIFF field's element, by its type number.
@@ -181,15 +181,16 @@ def _is_tiff_cut_off(stream: BinaryIO, size: int) -> bool:
     )
 
 
-def _is_avif_cut_off(head: bytes, size: int) -> bool:
-    """Walks the top boxes as far as the head reaches; the last one must end with the file."""
-    position = 0
-    while position + 8 <= len(head):
-        (length,) = struct.unpack_from(">I", head, position)
+def _is_avif_cut_off(stream: BinaryIO, size: int) -> bool:
+    """Walks the top boxes: the last one must end inside the file, and the one with the pixels must be there."""
+    position, names = 0, set()
+    while position + 8 <= size:
+        length, name = struct.unpack(">I4s", _read(stream, position, 8))
         if length < 8:  # "to the end of the file", or a 64-bit length: not worth guessing
             return False
+        names.add(name)
         position += length
-    return position > size
+    return position > size or b"mdat" not in names
 
 
 def _read(stream: BinaryIO, start: int, length: int) -> bytes:

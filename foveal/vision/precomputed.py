@@ -8,32 +8,15 @@ floats get through: no objects, nothing sparse.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from foveal.errors import MediaError
+from foveal.types import PrecomputedEmbeds, PrecomputedTiles
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrecomputedTiles:
-    """A picture cut and normalised elsewhere: `pixel_values` float [1 + cols*rows, 3, size, size], global view first,
-    then the tiles row by row; `grid` is (cols, rows).
-    """
-
-    pixel_values: Floats
-    grid: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrecomputedEmbeds:
-    """A picture encoded elsewhere: `rows` float [length, width], newline and separator rows included (spec 5.3)."""
-
-    rows: Floats
 
 
 def check_pixel_values(

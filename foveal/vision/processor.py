@@ -8,28 +8,28 @@ context length and the width of its rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from foveal.errors import PromptError, PromptTooLongError
 from foveal.text.chat_vl2 import IMAGE, encode_conversation, encode_messages, encode_prompt
 from foveal.text.tokenizer import Tokenizer
-from foveal.types import MediaItem, Message, Picture, Prompt
-from foveal.vision.precomputed import (
+from foveal.types import (
+    MediaItem,
+    Message,
+    Picture,
+    PictureInput,
     PrecomputedEmbeds,
     PrecomputedTiles,
+    Prompt,
+)
+from foveal.vision.precomputed import (
     check_image_embeds,
     check_pixel_values,
 )
 from foveal.vision.vl2 import VL2ImageConfig, grid_for, is_tiled, make_tiles, num_image_tokens
 
 Precomputed: TypeAlias = PrecomputedTiles | PrecomputedEmbeds
-PictureInput: TypeAlias = Picture | Precomputed
-
-# What stands for precomputed pictures while text is encoded, which looks at positions only.
-_STAND_IN = Picture(np.zeros((1, 1, 3), dtype=np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,15 @@ class VL2Processor:
 
     def process_chat(self, messages: Sequence[Message]) -> Prompt:
         """A prompt for messages whose pictures are parts; their texts are literal, `<image>` too."""
-        parts = [part for message in messages for part in cast(Sequence[object], message.content)]
-        pictures = [_as_picture_input(part) for part in parts if not isinstance(part, str)]
-        segments = encode_messages(
-            [_with_stand_ins(message) for message in messages], self.tokenizer
-        )
-        return self._assemble(segments, pictures)
+        parts = [part for message in messages for part in message.content]
+        pictures = [part for part in parts if not isinstance(part, str)]
+        for part in pictures:
+            if not isinstance(part, Picture | PrecomputedTiles | PrecomputedEmbeds):
+                raise PromptError(
+                    f"a message holds a {type(part).__name__}; its parts are texts and pictures (decode files with "
+                    "load_picture)"
+                )
+        return self._assemble(encode_messages(messages, self.tokenizer), pictures)
 
     def process_conversation(
         self, conversation: Sequence[Mapping[str, Any]], pictures: Sequence[PictureInput] = ()
@@ -156,17 +159,3 @@ class VL2Processor:
         tiles, made = make_tiles(picture.rgb, self.image_config, tiled=tiled)
         assert made == grid, f"planned {grid} tiles, cut {made}"
         return MediaItem(grid, start, length, (picture.width, picture.height), tiles=tiles)
-
-
-def _as_picture_input(part: object) -> PictureInput:
-    if isinstance(part, Picture | PrecomputedTiles | PrecomputedEmbeds):
-        return part
-    raise PromptError(
-        f"a message holds a {type(part).__name__}; its parts are texts and pictures (decode files with load_picture)"
-    )
-
-
-def _with_stand_ins(message: Message) -> Message:
-    """The message with a `Picture` for whatever kind of picture it holds."""
-    parts = cast(Sequence[object], message.content)
-    return replace(message, content=tuple(p if isinstance(p, str) else _STAND_IN for p in parts))

@@ -190,19 +190,31 @@ def pad_to_canvas(
 ) -> npt.NDArray[np.uint8]:
     """The picture fitted into `canvas`, centred on `colour`: uint8 [height, width, 3].
 
-    What `ImageOps.pad` of Pillow 13 gives: bicubic, sides and offsets rounded half to even. A picture so thin that a
-    side becomes 0 leaves the canvas empty (older Pillow raises instead, so its function is not called here).
+    What `ImageOps.pad` of Pillow 13 gives, with any Pillow: bicubic, sides and offsets rounded half to even. A picture
+    so thin that a side becomes 0 leaves the canvas empty.
     """
     width, height = _fitted(image.width, image.height, canvas)
     padded = np.empty((canvas[1], canvas[0], 3), dtype=np.uint8)
     padded[:] = np.array(colour, dtype=np.uint8)
     if width == 0 or height == 0:
         return padded
-    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    resized = _resized(image, width, height)
     left = round((canvas[0] - width) * 0.5)
     top = round((canvas[1] - height) * 0.5)
     padded[top : top + height, left : left + width] = np.asarray(resized)
     return padded
+
+
+def _resized(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Pillow's bicubic, one axis after the other in the order that Pillow 13 takes.
+
+    Each pass rounds to 8 bits, so the order shows in the last bit; versions before 13 always begin with the width.
+    """
+    lost_width, lost_height = image.width - width, image.height - height
+    is_height_first = lost_height > max(0, 2 * lost_width)
+    between = (image.width, height) if is_height_first else (width, image.height)
+    bicubic = Image.Resampling.BICUBIC
+    return image.resize(between, bicubic).resize((width, height), bicubic)
 
 
 def _fitted(width: int, height: int, canvas: Size) -> Size:

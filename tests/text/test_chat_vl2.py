@@ -63,8 +63,8 @@ def rows_of(path: Path) -> Iterator[tuple[list[dict[str, Any]], list[int], list[
     conversations = case["conversation"]
     if not isinstance(conversations[0], list):
         conversations = [conversations]
-    rows = zip(conversations, case["num_image_tokens"], np.atleast_2d(ids), np.atleast_2d(mask))
-    for conversation, counts, row, real in rows:
+    columns = (conversations, case["num_image_tokens"], np.atleast_2d(ids), np.atleast_2d(mask))
+    for conversation, counts, row, real in zip(*columns, strict=True):
         yield conversation, counts, row[real.astype(bool)].tolist()
 
 

@@ -210,7 +210,7 @@ def test_any_text_is_parsed(text: str, width: int) -> None:
         assert 0 <= y1 <= y2 <= 7
         assert box.label == box.label.strip() != ""
     assert {piece.reason for piece in found.malformed} <= set(REASONS)
-    assert not any(tag in strip_grounding(text) for tag in ("<|det|>[", "<|/det|><|/det|>"))
+    assert not any(tag in strip_grounding(text) for tag in TAGS)
 
 
 @given(
@@ -229,12 +229,12 @@ def test_good_boxes_come_back(raw: tuple[int, int, int, int], label: str) -> Non
     ["[", "[[", "]", "9", "<|det|>", "<|ref|>x<|/ref|>", "<|det|>[[", "[1,2,3,4],", ",", " "],
 )
 def test_time_is_linear(unit: str) -> None:
-    text = "<|ref|>x<|/ref|><|det|>[[" + unit * 50_000
-    start = time.perf_counter()
+    """Processor time, which other programs do not change: some 0.1 s; a quadratic parser would take minutes."""
+    text = "<|ref|>x<|/ref|><|det|>[[" + unit * 20_000
+    start = time.thread_time()
     parse_grounding(text, SIZE)
     strip_grounding(text)
-    # About 0.3 s at most on an idle core; a quadratic parser takes minutes.
-    assert time.perf_counter() - start < 5.0
+    assert time.thread_time() - start < 2.0
 
 
 # --- prompts ------------------------------------------------------------------------------------
@@ -247,8 +247,9 @@ def test_time_is_linear(unit: str) -> None:
         ("<|ref|>Describe it.<|/ref|>", "Describe it."),
         ("<|grounding|>What <|det|>is it?", "What is it?"),
         ("A <|ref|>cat<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>.", "A cat."),
-        ("A <|ref|>cat<|/ref|><|det|>[[1, 2, 3, 4]] sits", "A catsits"),
+        ("A <|ref|>cat<|/ref|><|det|>[[1, 2, 3, 4]] sits", "A cat sits"),
         ("<|/det|><|/ref|>", ""),
+        ("<|re<|ref|>f|>a<|<|det|>ref|>", "a"),
         ("", ""),
     ],
 )
