@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "verify": {"errors", "types", "families", "ops", "text", "vision", "models", "runner", "llm"},
     "__init__": {"errors", "types", "llm"},
 }
-EVERYTHING = {"cli"}
+EVERYTHING = {"cli", "__main__"}
 
 # room or module -> libraries that it does without
 NO_LIBRARY = {
