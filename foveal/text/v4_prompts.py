@@ -46,8 +46,8 @@ RESPONSE_FORMAT_FIELDS = {"schema": "{schema}"}
 MAX_CHARS = 1 << 20  # of the file and of any constant in it; the released files have under 40,000
 
 Generation: TypeAlias = Literal["preview", "later"]
+# Literal text, each piece with the name of the field that follows it.
 Template: TypeAlias = tuple[tuple[str, str | None], ...]
-"""Literal text, each piece with the name of the field that follows it."""
 
 
 @dataclass(frozen=True, slots=True)
