@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from foveal.errors import FovealError, MediaError, PromptError
-from foveal.types import Message, Part, Picture, PrecomputedEmbeds, PrecomputedTiles, Role
+from foveal.types import Message, Part, Picture, Precomputed, Role
 
 LoadPicture: TypeAlias = Callable[[Any], Picture]
 UserMessage: TypeAlias = Message | Mapping[str, Any]
@@ -59,7 +59,7 @@ def _parse_message(message: Mapping[str, Any], where: str, load_picture: LoadPic
 
 
 def _parse_part(part: Any, where: str, load_picture: LoadPicture) -> Part:
-    if isinstance(part, str | Picture | PrecomputedTiles | PrecomputedEmbeds):
+    if isinstance(part, str | Picture | Precomputed):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _TEXT_TYPES and isinstance(part.get("text"), str):

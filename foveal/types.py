@@ -90,8 +90,22 @@ class PrecomputedEmbeds:
     rows: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecomputedPatches:
+    """A picture cut elsewhere for DeepSeek-V4: `patches` [rows * cols of `vit_grid`, 3, p, p] in reading order.
+
+    uint8 patches are raw pixels; float32 ones are normalised and rounded to bfloat16 numbers. Grids are (rows, cols).
+    """
+
+    patches: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    vit_grid: tuple[int, int]
+    llm_grid: tuple[int, int]
+    perm: npt.NDArray[np.int64]
+
+
 # What may stand for a picture in a prompt, and what a message is made of.
-PictureInput: TypeAlias = Picture | PrecomputedTiles | PrecomputedEmbeds
+Precomputed: TypeAlias = PrecomputedTiles | PrecomputedEmbeds | PrecomputedPatches
+PictureInput: TypeAlias = Picture | Precomputed
 Part: TypeAlias = str | PictureInput
 
 
@@ -126,12 +140,16 @@ class MediaItem:
         return 1 + self.grid[0] * self.grid[1]
 
 
+# Types of a DeepSeek-V4 picture's tokens; their raw ids are vocab_size + type.
+START, PAD, IMAGE, NEW_LINE, END = range(5)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class V4MediaItem:
     """One picture as a DeepSeek-V4 model gets it: a block of sentinel tokens and the patches behind it.
 
     The block is `length` tokens from position `start` on, of which the first `num_pads` are alignment pads;
-    `types` [length] says what each is (0 start, 1 pad, 2 image, 3 newline, 4 end). `patches` [rows * cols of
+    `types` [length] says what each is (START ... END). `patches` [rows * cols of
     `vit_grid`, 3, p, p] are uint8 pixels in reading order, or `patch_values` the same already normalised and
     rounded to bfloat16 numbers. The k-th image token takes aligner row `perm[k]`. Grids are (rows, cols).
     `size` is (width, height) of the original.

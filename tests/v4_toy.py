@@ -42,6 +42,7 @@ VISION: dict[str, Any] = {
     "vision_downsample_ratio": 2,
     "vision_max_n_token": 48,
     "vision_min_pixels": 256,
+    "vision_max_wh_ratio": 8,
 }
 
 

@@ -12,9 +12,7 @@ from foveal.models.deepseek_v4 import DeepseekV4LM
 from foveal.models.layers import Factory
 from foveal.models.v4_config import V4Config
 from foveal.models.v4_vision import Aligner, Grid, V4Tower
-
-# Types of a picture's tokens; inside the product their ids are vocab_size + type.
-START, PAD, IMAGE, NEW_LINE, END = range(5)
+from foveal.types import IMAGE
 
 
 class V4Model(nn.Module):

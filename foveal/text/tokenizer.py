@@ -52,20 +52,24 @@ class Tokenizer:
         self.pad_id = self.token_id(names["pad_token"])
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
+    def load(
+        cls, folder: str | Path, *, extra_tokens: Sequence[str] = (PAD, *VL2_TOKENS)
+    ) -> Tokenizer:
         """Read the tokenizer files of a checkpoint folder.
 
-        Special tokens that the files lack are added behind the last id, as the official processor does. Raises
-        CheckpointError where a file is missing or broken.
+        Those of `extra_tokens` that the files lack are added behind the last id, as VL2's official processor does.
+        Without a pad token, end-of-sequence serves. Raises CheckpointError where a file is missing or broken.
         """
         path = Path(folder) / "tokenizer.json"
         definition = _read_text(path)
         values = _parse_object(path, definition)
         settings = _read_settings(Path(folder))
         backend = _build_backend(path, definition)
-        _add_missing(backend, settings)
+        _add_missing(backend, settings, extra_tokens)
         rules = decoder_rules(values.get("decoder"))
         names = {name: _content(settings.get(name)) or default for name, default in _NAMED.items()}
+        if backend.token_to_id(names["pad_token"]) is None:
+            names["pad_token"] = names["eos_token"]
         return cls(definition, backend, rules, names)
 
     @cached_property
@@ -270,20 +274,23 @@ def _build_backend(path: Path, definition: str) -> Backend:
     return backend
 
 
-def _add_missing(backend: Backend, settings: Mapping[str, Any]) -> None:
+def _add_missing(
+    backend: Backend, settings: Mapping[str, Any], extra_tokens: Sequence[str]
+) -> None:
     """Add the tokens that the settings or the format ask for, in the official order.
 
-    First those of `added_tokens_decoder` by id, then the named ones and the additional ones; then a pad token if none
-    is named, `<image>`, grounding tokens and role tags. One that the vocabulary has as an ordinary entry becomes
-    special and keeps its id.
+    First those of `added_tokens_decoder` by id, then the named ones and the additional ones; then `extra_tokens`, the
+    pad token among them only if none is named. One that the vocabulary has as an ordinary entry becomes special and
+    keeps its id.
     """
     decoder = settings.get("added_tokens_decoder") or {}
     listed = [decoder[key] for key in sorted(decoder, key=int)]
     named = [settings.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")]
     additional = settings.get("additional_special_tokens") or []
-    pad = [] if _content(settings.get("pad_token")) else [PAD]
+    has_pad = bool(_content(settings.get("pad_token")))
+    extra = [token for token in extra_tokens if token != PAD or not has_pad]
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for entry in (*listed, *named, *additional, *pad, *VL2_TOKENS):
+    for entry in (*listed, *named, *additional, *extra):
         token = _as_added_token(entry)
         if token is not None and token.content not in known:
             known.add(token.content)

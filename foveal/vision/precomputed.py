@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from foveal.errors import MediaError
 from foveal.types import PrecomputedEmbeds, PrecomputedTiles
+from foveal.vision.arrays import as_array, as_float32, check_shape
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -34,7 +35,7 @@ def check_pixel_values(
         )
     grids, is_padded = _grids(images_spatial_crop)
     tiles = _stacked(pixel_values, "pixel_values")
-    _check_shape("pixel_values", tiles.shape, (None, 3, image_size, image_size))
+    check_shape("pixel_values", tiles.shape, (None, 3, image_size, image_size))
     needed = sum(1 + cols * rows for cols, rows in grids)
     has_rest = len(tiles) > needed and is_padded and not tiles[needed:].any()
     if len(tiles) != needed and not has_rest:
@@ -45,7 +46,7 @@ def check_pixel_values(
     pictures, start = [], 0
     for cols, rows in grids:
         end = start + 1 + cols * rows
-        values = _float32(tiles[start:end], "pixel_values")
+        values = as_float32(tiles[start:end], "pixel_values")
         pictures.append(PrecomputedTiles(values, (cols, rows)))
         start = end
     return pictures
@@ -60,18 +61,18 @@ def check_image_embeds(embeds: Any, *, width: int | None = None) -> list[Precomp
     if isinstance(embeds, list | tuple):
         _not_empty(embeds, "image_embeds")
         named = [(f"image_embeds[{i}]", item) for i, item in enumerate(embeds)]
-        arrays = [(name, _array(item, name)) for name, item in named]
+        arrays = [(name, as_array(item, name)) for name, item in named]
     else:
-        batch = _array(embeds, "image_embeds")
-        _check_shape("image_embeds", batch.shape, (None, None, width))
+        batch = as_array(embeds, "image_embeds")
+        check_shape("image_embeds", batch.shape, (None, None, width))
         arrays = [("image_embeds", rows) for rows in batch]
     pictures = []
     for name, rows in arrays:
-        _check_shape(name, rows.shape, (None, width))
+        check_shape(name, rows.shape, (None, width))
         width = rows.shape[1]  # where the model's is unknown, all pictures must agree at least
         if len(rows) == 0:
             raise MediaError(f"{name} has no rows; a picture takes at least one")
-        pictures.append(PrecomputedEmbeds(_float32(rows, name)))
+        pictures.append(PrecomputedEmbeds(as_float32(rows, name)))
     return pictures
 
 
@@ -87,8 +88,8 @@ def _grids(crop: Any) -> tuple[list[tuple[int, int]], bool]:
                 f"{name} contains inconsistent shapes; give [cols, rows] pairs"
             ) from None
     else:
-        array = _array(crop, name, kinds="iu")
-    _check_shape(name, array.shape, (None, 2))
+        array = as_array(crop, name, kinds="iu")
+    check_shape(name, array.shape, (None, 2))
     if array.dtype.kind not in "iu":
         raise MediaError(
             f"{name} has dtype {array.dtype}; give whole numbers of tiles, as in [[2, 3]]"
@@ -115,8 +116,8 @@ def _not_empty(values: Sequence[Any], name: str) -> Sequence[Any]:
 def _stacked(values: Any, name: str) -> npt.NDArray[Any]:
     """An array as it is; a list of equal arrays stacked."""
     if not isinstance(values, list | tuple):
-        return _array(values, name)
-    items = [_array(item, f"{name}[{i}]") for i, item in enumerate(_not_empty(values, name))]
+        return as_array(values, name)
+    items = [as_array(item, f"{name}[{i}]") for i, item in enumerate(_not_empty(values, name))]
     if any(item.ndim == 4 for item in items):
         # Lists of per-picture tiles are a common slip; stacking equal ones would give rank 5.
         raise MediaError(f"{name}: data has rank 5 but expected 4; concatenate the pictures' tiles")
@@ -125,48 +126,3 @@ def _stacked(values: Any, name: str) -> npt.NDArray[Any]:
             f"{name} contains inconsistent shapes {sorted({item.shape for item in items})}; all tiles are equal in size"
         )
     return np.stack(items)
-
-
-def _array(value: Any, name: str, kinds: str = "f") -> npt.NDArray[Any]:
-    """`value` as an array whose dtype is of one of `kinds`."""
-    if not hasattr(value, "__array__"):
-        raise MediaError(f"{name} is a {type(value).__name__}; give a numpy array or a tensor")
-    layout = str(getattr(value, "layout", "torch.strided"))
-    if layout != "torch.strided":
-        raise MediaError(f"{name} is sparse ({layout}); give a dense array")
-    try:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
-            if str(value.dtype) == "torch.bfloat16":  # numpy has no such type
-                value = value.float()
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise MediaError(f"{name} cannot be read as an array; give a numpy array") from None
-    if array.dtype.kind not in kinds:
-        wanted = "normalised floats" if "f" in kinds else "whole numbers"
-        raise MediaError(f"{name} has dtype {array.dtype}; give {wanted}")
-    return array
-
-
-def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
-    """Rank first, then each side that is fixed (None: any)."""
-    shown = "[" + ", ".join("*" if side is None else str(side) for side in expected) + "]"
-    if len(shape) != len(expected):
-        raise MediaError(
-            f"{name}: data has rank {len(shape)} but expected {len(expected)}; its shape must be {shown}, not "
-            f"{list(shape)}"
-        )
-    for i, (side, wanted) in enumerate(zip(shape, expected, strict=True)):
-        if wanted is not None and side != wanted:
-            raise MediaError(
-                f"{name}: data dim[{i}] expected {wanted}, got {side}; its shape must be {shown}, not {list(shape)}"
-            )
-
-
-def _float32(values: npt.NDArray[Any], name: str) -> Floats:
-    """A float32 copy, writable and contiguous. Raises MediaError for numbers that float32 does not hold."""
-    with np.errstate(over="ignore"):
-        copy: Floats = np.array(values, dtype=np.float32, order="C")
-    if not np.isfinite(copy).all():
-        raise MediaError(f"{name} holds numbers that are not finite; check how it was computed")
-    return copy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from foveal.errors import PromptError, PromptTooLongError
 from foveal.text.chat_vl2 import IMAGE, encode_conversation, encode_messages, encode_prompt
@@ -28,8 +28,6 @@ from foveal.vision.precomputed import (
     check_pixel_values,
 )
 from foveal.vision.vl2 import VL2ImageConfig, grid_for, is_tiled, make_tiles, num_image_tokens
-
-Precomputed: TypeAlias = PrecomputedTiles | PrecomputedEmbeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +64,6 @@ class VL2Processor:
         """A prompt for messages whose pictures are parts; their texts are literal, `<image>` too."""
         parts = [part for message in messages for part in message.content]
         pictures = [part for part in parts if not isinstance(part, str)]
-        for part in pictures:
-            if not isinstance(part, Picture | PrecomputedTiles | PrecomputedEmbeds):
-                raise PromptError(
-                    f"a message holds a {type(part).__name__}; its parts are texts and pictures (decode files with "
-                    "load_picture)"
-                )
         return self._assemble(encode_messages(messages, self.tokenizer), pictures)
 
     def process_conversation(
@@ -90,7 +82,7 @@ class VL2Processor:
         pixel_values: Any = None,
         images_spatial_crop: Any = None,
         image_embeds: Any = None,
-    ) -> list[Precomputed]:
+    ) -> list[PictureInput]:
         """Tensors as pictures to pass to the methods above; [] where there are none, `pixel_values` before
         `image_embeds` where there are both (spec 8.5). Raises MediaError.
         """
@@ -134,8 +126,13 @@ class VL2Processor:
             size = self.image_config.image_size
             (picture,) = check_pixel_values(picture.pixel_values, [picture.grid], image_size=size)
             grid = picture.grid
-        else:
+        elif isinstance(picture, Picture):
             grid = grid_for(picture.width, picture.height, self.image_config, tiled=tiled)
+        else:
+            raise PromptError(
+                f"a picture is a {type(picture).__name__}; decode files with load_picture, pass tensors through "
+                "`precomputed`"
+            )
         return _Plan(picture, grid, num_image_tokens(*grid, self.image_config.tokens_per_side))
 
     def _check_length(self, num_text_tokens: int, plans: Sequence[_Plan]) -> None:
@@ -156,6 +153,7 @@ class VL2Processor:
             return MediaItem(grid, start, length, embeds=picture.rows)
         if isinstance(picture, PrecomputedTiles):
             return MediaItem(grid, start, length, pixel_values=picture.pixel_values)
+        assert isinstance(picture, Picture), "other kinds are refused in `_plan`"
         tiles, made = make_tiles(picture.rgb, self.image_config, tiled=tiled)
         assert made == grid, f"planned {grid} tiles, cut {made}"
         return MediaItem(grid, start, length, (picture.width, picture.height), tiles=tiles)

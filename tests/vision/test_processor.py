@@ -184,7 +184,7 @@ def test_items_lie_where_the_placeholders_are(tiny: VL2Processor) -> None:
 
 @pytest.mark.parametrize("part", [b"bytes", 5, None])
 def test_parts_that_are_no_picture_are_refused(tiny: VL2Processor, part: Any) -> None:
-    with pytest.raises(PromptError, match=f"holds a {type(part).__name__}"):
+    with pytest.raises(PromptError, match=f"is a {type(part).__name__}"):
         tiny.process_chat([Message("user", (part, "What is it?"))])
 
 
