@@ -32,10 +32,12 @@ from foveal.types import (
     Picture,
     RequestOutput,
     SamplingParams,
+    ToolCall,
     Usage,
 )
 
 if TYPE_CHECKING:
+    from foveal.families import ChatOptions
     from foveal.llm import LLM
 
 __version__ = "0.1.0"
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Box",
+    "ChatOptions",
     "CheckpointError",
     "Delta",
     "EngineError",
@@ -59,6 +62,7 @@ __all__ = [
     "RequestOutput",
     "ResourceError",
     "SamplingParams",
+    "ToolCall",
     "Usage",
     "__version__",
 ]
@@ -69,4 +73,8 @@ def __getattr__(name: str) -> Any:
         from foveal.llm import LLM
 
         return LLM
+    if name == "ChatOptions":
+        from foveal.families import ChatOptions
+
+        return ChatOptions
     raise AttributeError(f"module 'foveal' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,18 @@ from foveal.models.siglip import VisionMode
 from foveal.runner.base import Runner
 from foveal.runner.stopping import is_looping, is_runaway_box
 from foveal.text.detokenize import StreamDetokenizer
+from foveal.text.stream_parse import AnswerParser, ContentText, MalformedCall, ReasoningText
+from foveal.text.stream_parse import ToolCall as ParsedCall
 from foveal.text.tokenizer import Tokenizer
-from foveal.types import Delta, Picture, Prompt, RequestOutput, SamplingParams, Usage
+from foveal.types import (
+    Delta,
+    Picture,
+    Prompt,
+    RequestOutput,
+    SamplingParams,
+    ToolCall,
+    Usage,
+)
 from foveal.vision.decode import load_picture
 
 DEFAULT_MODEL = "demo-vl2"
@@ -30,7 +40,8 @@ class LLM:
 
     `model` is a shipped id, a folder or a hub id. `dtype` "auto" is what suits the machine (`info["dtype_reason"]` says
     why). `vision_mode` "timm-pad" and `picture_mode` "vendor" are compatibility options (docs/vision-modes.md).
-    `max_model_len` may shorten the context. `progress` is called with (bytes done, bytes in all) while loading.
+    `image_limit` 0 loads a vision checkpoint of a family that allows it without its tower. `max_model_len` may shorten
+    the context. `progress` is called with (bytes done, bytes in all) while loading.
     Raises ModelNotFoundError, CheckpointError, ResourceError.
     """
 
@@ -42,6 +53,7 @@ class LLM:
         device: str = "auto",
         vision_mode: VisionMode = "official",
         picture_mode: PictureMode = "display",
+        image_limit: int | None = None,
         max_model_len: int | None = None,
         revision: str | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -52,6 +64,7 @@ class LLM:
             dtype=dtype,
             device=device,
             vision_mode=vision_mode,
+            image_limit=image_limit,
             max_model_len=max_model_len,
             progress=progress,
         )
@@ -105,9 +118,9 @@ class LLM:
 
     def load_picture(self, source: Any) -> Picture:
         """Decode a path, bytes, PIL image or array in this model's picture mode."""
-        return (
-            source if isinstance(source, Picture) else load_picture(source, mode=self.picture_mode)
-        )
+        if isinstance(source, Picture):
+            return source
+        return load_picture(source, mode=self.picture_mode)
 
     def chat_prompt(
         self, messages: Sequence[UserMessage], options: ChatOptions | None = None
@@ -122,27 +135,42 @@ class LLM:
     # --- answers --------------------------------------------------------------------------------
 
     def chat(
-        self, messages: Sequence[UserMessage], params: SamplingParams | None = None
+        self,
+        messages: Sequence[UserMessage],
+        params: SamplingParams | None = None,
+        options: ChatOptions | None = None,
     ) -> RequestOutput:
         """Answer a conversation that ends with a user's turn."""
-        return _collect(self.stream(self.chat_prompt(messages), params))
+        return collect(self.stream_chat(messages, params, options))
 
     def stream_chat(
-        self, messages: Sequence[UserMessage], params: SamplingParams | None = None
+        self,
+        messages: Sequence[UserMessage],
+        params: SamplingParams | None = None,
+        options: ChatOptions | None = None,
     ) -> Iterator[Delta]:
         """Like `chat`, piece by piece."""
-        return self.stream(self.chat_prompt(messages), params)
+        options = options or ChatOptions()
+        prompt = self.chat_prompt(messages, options)
+        return self.stream(prompt, params, parser=self.family.parser(options))
 
     def generate(
         self, prompt: str, pictures: Sequence[Any] = (), params: SamplingParams | None = None
     ) -> RequestOutput:
         """Continue a raw prompt string."""
-        return _collect(self.stream(self.raw_prompt(prompt, pictures), params))
+        return collect(self.stream(self.raw_prompt(prompt, pictures), params))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        parser: AnswerParser | None = None,
+    ) -> Iterator[Delta]:
         """Answer a ready `Prompt`, piece by piece; the last delta has the finish reason and the usage.
 
-        `max_tokens` is cut to what the context leaves. Raises PromptTooLongError where it leaves nothing.
+        `parser` splits reasoning and tool calls from the answer's text. `max_tokens` is cut to what the context
+        leaves. Raises PromptTooLongError where it leaves nothing.
         """
         params = params or SamplingParams()
         room = self.max_model_len - prompt.num_tokens
@@ -152,27 +180,34 @@ class LLM:
                 f"which leaves no room for an answer in a context of {self.max_model_len}; shorten the text or "
                 "send fewer or smaller pictures"
             )
-        return _Answer(self, prompt, params, min(params.max_tokens, room)).deltas()
+        params = replace(params, max_tokens=min(params.max_tokens, room))
+        return _Answer(self, prompt, params, parser).deltas()
 
 
-def _collect(deltas: Iterator[Delta]) -> RequestOutput:
-    text: list[str] = []
-    token_ids: list[int] = []
-    for delta in deltas:
-        text.append(delta.text)
-        token_ids.extend(delta.token_ids)
-    assert delta.finish_reason is not None, "a stream ends with a finish reason"
-    assert delta.usage is not None, "a stream ends with its usage"
+def collect(deltas: Iterable[Delta]) -> RequestOutput:
+    """A whole answer from its pieces."""
+    pieces = list(deltas)
+    last = pieces[-1]
+    assert last.finish_reason is not None, "a stream ends with a finish reason"
+    assert last.usage is not None, "a stream ends with its usage"
     return RequestOutput(
-        "".join(text), tuple(token_ids), delta.finish_reason, delta.usage, delta.stop_reason
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        stop_reason=last.stop_reason,
+        reasoning="".join(piece.reasoning for piece in pieces),
+        tool_calls=tuple(call for piece in pieces for call in piece.tool_calls),
     )
 
 
 class _Answer:
     """One answer on its way: runs the model until something ends it."""
 
-    def __init__(self, llm: LLM, prompt: Prompt, params: SamplingParams, max_tokens: int) -> None:
-        self.llm, self.prompt, self.params, self.max_tokens = llm, prompt, params, max_tokens
+    def __init__(
+        self, llm: LLM, prompt: Prompt, params: SamplingParams, parser: AnswerParser | None
+    ) -> None:
+        self.llm, self.prompt, self.params, self.parser = llm, prompt, params, parser
         self.detokenizer = StreamDetokenizer(llm.tokenizer, params.stop)
         eos = () if params.ignore_eos else (llm.tokenizer.eos_id,)
         self.eos = frozenset(eos)
@@ -181,8 +216,7 @@ class _Answer:
         self.tokens: list[int] = []
 
     def deltas(self) -> Iterator[Delta]:
-        limited = replace(self.params, max_tokens=self.max_tokens)
-        tokens = self.llm.runner.generate(self.prompt, limited, stop_ids=self.stop_ids)
+        tokens = self.llm.runner.generate(self.prompt, self.params, stop_ids=self.stop_ids)
         with closing(tokens):  # type: ignore[type-var]  # a generator function's result can be closed
             for token in tokens:
                 self.tokens.append(token)
@@ -194,8 +228,8 @@ class _Answer:
                 if reason is not None:
                     yield self._last("stop", token, reason, text)
                     return
-                if len(self.tokens) < self.max_tokens:
-                    yield Delta(text, (token,))
+                if len(self.tokens) < self.params.max_tokens:
+                    yield self._delta(text, token)
         yield self._last("length", token, None, text)
 
     def _stop_reason(self) -> str | None:
@@ -207,6 +241,20 @@ class _Answer:
             return "runaway_box"
         return None
 
+    def _delta(self, text: str, token: int, *, is_last: bool = False) -> Delta:
+        """A piece with what `text` completes: answer, reasoning, calls."""
+        if self.parser is None:
+            return Delta(text, (token,))
+        events = [*self.parser.push(text), *(self.parser.finish() if is_last else ())]
+        return Delta(
+            "".join(e.text for e in events if isinstance(e, ContentText | MalformedCall)),
+            (token,),
+            reasoning="".join(e.text for e in events if isinstance(e, ReasoningText)),
+            tool_calls=tuple(
+                ToolCall(e.name, e.arguments) for e in events if isinstance(e, ParsedCall)
+            ),
+        )
+
     def _last(
         self,
         finish: Literal["stop", "length"],
@@ -215,4 +263,5 @@ class _Answer:
         text: str = "",
     ) -> Delta:
         usage = Usage(self.prompt.num_tokens, len(self.tokens), self.prompt.num_image_tokens)
-        return Delta(text + self.detokenizer.finish(), (token,), finish, reason, usage)
+        piece = self._delta(text + self.detokenizer.finish(), token, is_last=True)
+        return replace(piece, finish_reason=finish, stop_reason=reason, usage=usage)

@@ -54,11 +54,12 @@ def _parse_message(message: Mapping[str, Any], where: str, load_picture: LoadPic
         return Message(_ROLES[role], (content,))
     if not isinstance(content, Sequence):
         raise PromptError(f"{where}.content is {content!r}; a string or a list of parts is needed")
-    parts = [_parse_part(p, f"{where}.content[{i}]", load_picture) for i, p in enumerate(content)]
+    parts = [parse_part(p, f"{where}.content[{i}]", load_picture) for i, p in enumerate(content)]
     return Message(_ROLES[role], tuple(parts))
 
 
-def _parse_part(part: Any, where: str, load_picture: LoadPicture) -> Part:
+def parse_part(part: Any, where: str, load_picture: LoadPicture) -> Part:
+    """One part of a content list. Raises PromptError or MediaError naming `where`."""
     if isinstance(part, str | Picture | Precomputed):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None

@@ -198,14 +198,27 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model makes: `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """One piece of a streamed answer. The last one has `finish_reason` set."""
+    """One piece of a streamed answer. The last one has `finish_reason` set.
+
+    `text` is the answer itself, `reasoning` what the model thinks before it; a call comes out whole.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: Usage | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +226,8 @@ class RequestOutput:
     """A whole answer.
 
     `stop_reason` says more about `finish_reason`: the stop string or stop token id met, or "repetition" where a loop
-    guard ended the answer; None for end of sequence and for length.
+    guard ended the answer; None for end of sequence and for length. `reasoning` and `tool_calls` are parts of the
+    answer that `text` does not hold, for models that have them.
     """
 
     text: str
@@ -221,6 +235,8 @@ class RequestOutput:
     finish_reason: FinishReason
     usage: Usage
     stop_reason: str | int | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

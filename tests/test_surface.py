@@ -15,6 +15,8 @@ from foveal.cli.main import COMMANDS, main
 
 PUBLIC = {
     "LLM",
+    "ChatOptions",
+    "ToolCall",
     "SamplingParams",
     "RequestOutput",
     "Delta",

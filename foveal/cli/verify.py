@@ -27,7 +27,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--golden",
         metavar="DIR",
-        help="folder with cases/: compare with them, in float32 and with the vendor's picture decoding",
+        help="folder with cases/: compare with them, in float32 and with the vendor's picture decoding; a folder with "
+        "cases.json: compare the chat encoding of MODEL's encoding/ folder, no weights needed",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
@@ -52,25 +53,44 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _against_golden(arguments: argparse.Namespace) -> tuple[Report, dict[str, object]]:
-    from foveal.verify import CaseResult, Report, verify_golden
+    from foveal.verify import CaseResult, Report, verify_encoding
     from foveal.verify.cases import list_cases
 
     if arguments.dtype != GOLDEN_DTYPE:
         raise UsageError(f"--dtype {arguments.dtype} is for verify without --golden; leave it out")
     folder = Path(arguments.golden)
+    facts: dict[str, object] = {"golden": str(folder)}
+    if (folder / "cases.json").is_file():
+        return verify_encoding(Path(arguments.model), folder / "cases.json"), facts
     if not (folder / "cases").is_dir():
         note(f"{folder} has no cases/ folder; give the folder that holds cases/ (and checkpoint/)")
-        return Report(()), {"golden": str(folder)}
+        return Report(()), facts
     paths = list_cases(folder)
     if not paths:
         note(f"{folder / 'cases'} holds no case (*.json with its *.safetensors)")
-        return Report(()), {"golden": str(folder)}
-    facts: dict[str, object] = {"golden": str(folder)}
+        return Report(()), facts
     try:
-        llm = _load(arguments)
+        return _compare(arguments, folder)
     except EngineError as error:
         # A checkpoint that cannot be loaded passes no case.
         return Report(tuple(CaseResult(path.stem, error=str(error)) for path in paths)), facts
+
+
+def _compare(arguments: argparse.Namespace, folder: Path) -> tuple[Report, dict[str, object]]:
+    """Load the model as its family wants and run the cases."""
+    from foveal.models.config import read_json
+    from foveal.models.hub import resolve_model
+    from foveal.models.registry import detect_family
+    from foveal.verify import V4Subject, verify_golden, verify_v4_golden
+
+    facts: dict[str, object] = {"golden": str(folder)}
+    model = resolve_model(arguments.model)
+    family = detect_family(read_json(model / "config.json"))
+    if family == "deepseek_v4":
+        subject = V4Subject(model, device=arguments.device)
+        facts |= {"model": model.name, "family": family, "dtype": GOLDEN_DTYPE}
+        return verify_v4_golden(subject, folder, on_case=_ticker(arguments)), facts
+    llm = _load(arguments)
     return verify_golden(llm, folder, on_case=_ticker(arguments)), {**facts, **llm.info}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -11,6 +11,7 @@ from foveal.messages import UserMessage
 from foveal.models.precision import Precision
 from foveal.models.siglip import VisionMode
 from foveal.runner.base import Runner
+from foveal.text.stream_parse import AnswerParser
 from foveal.text.tokenizer import Tokenizer
 from foveal.types import Picture, Prompt
 
@@ -25,13 +26,25 @@ class LoadOptions:
     dtype: str = "auto"
     device: str = "auto"
     vision_mode: VisionMode = "official"
+    image_limit: int | None = None
     max_model_len: int | None = None
     progress: Callable[[int, int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How a conversation is put to the model. Families that cannot do what is asked for raise PromptError."""
+    """How a conversation is put to the model. Families that cannot do what is asked for raise PromptError.
+
+    `thinking` lets the model reason before it answers, with an `effort` where its release knows some; `tools` are
+    function definitions in the OpenAI shape, `response_format` asks for an answer of a form. `keep_thinking` shows
+    the model what it thought in earlier turns.
+    """
+
+    thinking: bool = False
+    effort: str | None = None
+    keep_thinking: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
+    response_format: Mapping[str, Any] | None = None
 
 
 class Family(Protocol):
@@ -52,6 +65,10 @@ class Family(Protocol):
         self, messages: Sequence[UserMessage], load_picture: LoadPicture, options: ChatOptions
     ) -> Prompt:
         """A conversation as the tokens and pictures that the model gets."""
+        ...
+
+    def parser(self, options: ChatOptions) -> AnswerParser | None:
+        """What splits an answer into reasoning, content and tool calls; None where an answer is content alone."""
         ...
 
     def raw_prompt(self, text: str, pictures: Sequence[Picture]) -> Prompt:

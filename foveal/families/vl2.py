@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foveal.errors import CheckpointError
+from foveal.errors import CheckpointError, PromptError
 from foveal.families.base import ChatOptions, LoadOptions, LoadPicture, context_length
 from foveal.messages import UserMessage, parse_messages
 from foveal.models.build import load_vl2
@@ -51,7 +51,15 @@ class VL2Family:
     def chat_prompt(
         self, messages: Sequence[UserMessage], load_picture: LoadPicture, options: ChatOptions
     ) -> Prompt:
+        if options != ChatOptions():
+            raise PromptError(
+                "thinking, effort, tools and response formats are for models that were trained with them; "
+                "DeepSeek-VL2 was not: leave them out"
+            )
         return self.processor.process_chat(parse_messages(messages, load_picture))
+
+    def parser(self, options: ChatOptions) -> None:
+        """Answers are content alone."""
 
     def raw_prompt(self, text: str, pictures: Sequence[Picture]) -> Prompt:
         return self.processor.process_prompt(text, pictures)

@@ -14,11 +14,15 @@ from typing import Any
 from torch import Tensor
 
 from foveal.ops import library, reference
+from foveal.ops.packed import PackedWeight, Packing, Weight
 from foveal.ops.types import HyperRule, RouterRule
 
 __all__ = [
     "HyperRule",
+    "PackedWeight",
+    "Packing",
     "RouterRule",
+    "Weight",
     "attention",
     "chosen",
     "compress",
@@ -97,10 +101,11 @@ def forced(body: str) -> Iterator[None]:
 use("library")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     """`x` [..., in] times `weight` [out, in] transposed, plus `bias` [out]; result in x's dtype.
 
-    A half-precision weight with float32 `x` is allowed; sums are float32 or better than the weight's own rounding.
+    A half-precision weight with float32 `x` is allowed; sums are float32 or better than the weight's own rounding. A
+    packed weight gives what its numbers in x's dtype give.
     """
     out: Tensor = _active["linear"](x, weight, bias)
     return out
@@ -163,11 +168,11 @@ def route(logits: Tensor, bias: Tensor | None, rule: RouterRule) -> tuple[Tensor
 
 
 def moe(
-    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, limit: float = 0.0
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Weight, w2: Weight, limit: float = 0.0
 ) -> Tensor:
     """Weighted sum of the chosen experts' SwiGLU MLPs (`limit`: see `swiglu`).
 
-    `x` [T, D]; `weights`, `ids` [T, K]; `w13` [E, 2M, D] (gate rows, then up rows); `w2` [E, D, M].
+    `x` [T, D]; `weights`, `ids` [T, K]; `w13` [E, 2M, D] (gate rows, then up rows); `w2` [E, D, M]; both may be packed.
     Returns [T, D] float32: expert outputs are weighted and summed in float32. Source: spec 6.7.
     """
     out: Tensor = _active["moe"](x, weights, ids, w13, w2, limit)

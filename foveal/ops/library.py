@@ -13,12 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foveal.ops import reference
+from foveal.ops.packed import PackedWeight, Weight
 
 # Up to this many rows a product is bound by reading the weight, so it runs in the weight's own narrow type.
 MAX_NARROW_ROWS = 8
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, PackedWeight):
+        weight = weight.dense(x.dtype)
     if x.dtype is torch.float32 and weight.dtype in (torch.bfloat16, torch.float16):
         return _mixed_linear(x, weight, bias)
     return F.linear(x, weight, bias)
@@ -97,7 +100,7 @@ def encoder_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def moe(
-    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, limit: float = 0.0
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Weight, w2: Weight, limit: float = 0.0
 ) -> Tensor:
     """Tokens are sorted by expert, each expert runs once over its own rows. Weights are never gathered."""
     tokens, top_k = ids.shape

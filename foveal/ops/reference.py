@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foveal.ops.packed import PackedWeight, Weight
 from foveal.ops.types import HyperRule, RouterRule
 
 
@@ -18,8 +19,9 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out = wide(x) @ wide(weight).T
+def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    dense = weight.dense(wide(x).dtype) if isinstance(weight, PackedWeight) else wide(weight)
+    out = wide(x) @ dense.T
     return (out if bias is None else out + wide(bias)).to(x.dtype)
 
 
@@ -116,7 +118,7 @@ def swiglu(gate_up: Tensor, limit: float = 0.0) -> Tensor:
 
 
 def moe(
-    x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor, limit: float = 0.0
+    x: Tensor, weights: Tensor, ids: Tensor, w13: Weight, w2: Weight, limit: float = 0.0
 ) -> Tensor:
     """Every expert sees every token; what was not chosen has weight zero."""
     out = torch.zeros_like(wide(x))

@@ -200,14 +200,14 @@ class V4SequenceCache:
             ready = (torch.arange(at, stop, device=keys.device) + 1) // rows.compressed.ratio
             reached = torch.arange(entries.shape[0], device=keys.device) < ready[:, None]
             if rows.indexer is not None and index_keys is not None:
-                reached = _select(rows, slice(at - start, stop - start), index_keys, reached)
+                reached = select_entries(rows, slice(at - start, stop - start), index_keys, reached)
             keys = torch.cat((keys, entries.to(keys.dtype)))
             visible = torch.cat((visible, reached), 1)
         query = rows.q[at - start : stop - start]
         return ops.sparse_attention(query, keys, visible, rows.sink, rows.scale)
 
 
-def _select(rows: SparseRows, queries: slice, index_keys: Tensor, reached: Tensor) -> Tensor:
+def select_entries(rows: SparseRows, queries: slice, index_keys: Tensor, reached: Tensor) -> Tensor:
     """The indexer's choice among the entries that are ready; all of them while there are at most top-k."""
     indexer = rows.indexer
     assert indexer is not None

@@ -23,7 +23,8 @@ THINK_START, THINK_END = "<think>", "</think>"
 DSML = "｜DSML｜"
 IMAGE = "<｜deepseek_image｜>"
 TASKS = {
-    name: f"<｜{name}｜>" for name in ("action", "query", "authority", "domain", "title", "read_url")
+    name: f"<｜{name}｜>"
+    for name in ("action", "query", "authority", "domain", "title", "read_url")
 }
 MARKS = (BOS, EOS, USER, ASSISTANT, REMINDER, THINK_START, THINK_END, DSML, IMAGE, *TASKS.values())
 

@@ -3,9 +3,9 @@
 `encoding/encoding_dsv4.py` of a model folder is parsed and never run: only constants count, and of those only the ones
 with a known SHA-256, whatever they are called.
 
-    reasoning effort      preview: one constant, selected by "max"; later: a table, "high" -> that text, "max" -> another
-    tools                 section of the system text, with fields for marks and schemas
-    response format       section of the system text, with a field for the schema
+    reasoning effort    preview: one constant, for "max"; later: a table with that text for "high", another for "max"
+    tools               section of the system text, with fields for marks and schemas
+    response format     section of the system text, with a field for the schema
 
 A release without the file, or with another text in it, still chats; only an option that needs a missing text fails, and
 says so. Knows no messages and no tokens. Source: spec 9.3 and 9.4.
@@ -92,11 +92,9 @@ class V4Prompts:
 
         Raises PromptError for an unknown effort or a missing file, CheckpointError for a file without the text.
         """
+        check_effort(effort)
         if effort is None or effort == "low":
             return ""
-        if effort not in EFFORTS:
-            known = ", ".join(EFFORTS)
-            raise PromptError(f"reasoning effort {effort!r} is not known; choose one of {known}")
         text = self.efforts.get(effort)
         if text is None:
             raise self._lacks(f"reasoning effort {effort!r}")
@@ -127,6 +125,13 @@ class V4Prompts:
         )
 
 
+def check_effort(effort: str | None) -> None:
+    """Raises PromptError for a reasoning effort that no release knows; None is fine."""
+    if effort is not None and effort not in EFFORTS:
+        known = ", ".join(EFFORTS)
+        raise PromptError(f"reasoning effort {effort!r} is not known; choose one of {known}")
+
+
 # --- what the texts are recognised by -----------------------------------------------------------
 
 
@@ -143,7 +148,9 @@ def _efforts(
         if not isinstance(value, dict):
             continue
         known = {
-            k: v for k, v in value.items() if k in EFFORTS and (not v or _sha256(v) in EFFORT_SHA256)
+            k: v
+            for k, v in value.items()
+            if k in EFFORTS and (not v or _sha256(v) in EFFORT_SHA256)
         }
         if any(known.values()):
             return "later", known

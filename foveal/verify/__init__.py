@@ -3,8 +3,20 @@
 Prints nothing: a `Report` comes back, and `report` can lay it out as a table or as JSON-ready values.
 """
 
+from foveal.verify.encoding import verify_encoding
 from foveal.verify.golden import verify_golden
 from foveal.verify.laws import verify_laws
 from foveal.verify.report import CaseResult, Check, Report
+from foveal.verify.v4_golden import verify_v4_golden
+from foveal.verify.v4_subject import V4Subject
 
-__all__ = ["CaseResult", "Check", "Report", "verify_golden", "verify_laws"]
+__all__ = [
+    "CaseResult",
+    "Check",
+    "Report",
+    "V4Subject",
+    "verify_encoding",
+    "verify_golden",
+    "verify_laws",
+    "verify_v4_golden",
+]

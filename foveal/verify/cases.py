@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import torch
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from foveal.errors import CheckpointError
 
@@ -24,15 +25,27 @@ DESCRIPTION_KEYS = frozenset(
     {
         "batch",
         "big_tensors",
+        "cache_modes_vs_uncached",
         "cached_vs_uncached_max_abs_diff",
         "case",
         "conversation",
+        "effect_of_image_span_visibility_max_abs_logit",
         "first_small_margin_step",
+        "greedy_agrees_with_transformers",
+        "greedy_logits_vs_transformers",
+        "image_token_ids",
         "images",
         "images_dir",
         "min_greedy_top1_top2_margin",
+        "min_indexer_margin",
+        "min_router_margin",
         "min_routing_margin",
+        "mtp",
         "official_generate_agrees",
+        "prompt",
+        "reference_prefill_vs_transformers",
+        "reference_with_kv_rounding_vs_without",
+        "second_implementation",
     }
 )
 DEFAULT_IMAGES = "../../images"
@@ -96,9 +109,10 @@ class GoldenCase:
     def picture_paths(self, conversation: Conversation) -> list[Path]:
         """The conversation's pictures in order. Raises CaseError for one that is not there."""
         names = [name for message in conversation for name in message.get("images") or ()]
-        return [self._picture_path(str(name)) for name in names]
+        return [self.picture_path(str(name)) for name in names]
 
-    def _picture_path(self, name: str) -> Path:
+    def picture_path(self, name: str) -> Path:
+        """The picture `name`, with or without suffix. Raises CaseError where it is not there."""
         exact = self.images_folder / name
         if exact.is_file():
             return exact
@@ -118,13 +132,16 @@ def list_cases(folder: Path) -> list[Path]:
     return sorted(cases.glob("*.json"))
 
 
-def read_case(path: Path) -> GoldenCase:
-    """Read `path` (a case's JSON) and the tensors beside it. Raises CaseError naming the file at fault."""
+def read_case(path: Path, *, has_conversations: bool = True) -> GoldenCase:
+    """Read `path` (a case's JSON) and the tensors beside it. Raises CaseError naming the file at fault.
+
+    Tensors in bfloat16 come as float32, which holds them exactly.
+    """
     facts = _read_json(path)
     tensors = _read_tensors(path.with_suffix(".safetensors"), facts)
     return GoldenCase(
         name=path.stem,
-        conversations=_conversations(facts, path),
+        conversations=_conversations(facts, path) if has_conversations else [],
         images_folder=_images_folder(path.parent, facts),
         facts=facts,
         tensors=tensors,
@@ -147,7 +164,8 @@ def _read_tensors(path: Path, facts: Mapping[str, Any]) -> dict[str, Stored]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CaseError(f"{path.name} cannot be read: {error}") from None
     tensors = {}
-    for name, values in loaded.items():
+    for name, tensor in loaded.items():
+        values = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
         match = _SAMPLE_NAME.fullmatch(name)
         if match is None:
             tensors[name] = Stored(values)
