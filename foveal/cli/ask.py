@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foveal.cli.loading import load_llm
 from foveal.cli.output import note, write_json
 from foveal.cli.parser import Parser, UsageError
-from foveal.errors import EngineError
 from foveal.text.grounding import locate_prompt, parse_grounding
 from foveal.types import Delta, Grounding, Message, Picture, RequestOutput, SamplingParams
-
-if TYPE_CHECKING:
-    from foveal.llm import LLM
 
 DEMO_MODEL = "demo-vl2"
 DEMO_NOTE = (
@@ -66,6 +63,16 @@ def add_arguments(parser: Parser) -> None:
         "--boxes", metavar="OUT.png", help="write the last picture with the answer's boxes drawn"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.add_argument(
+        "--thinking",
+        action="store_true",
+        help="let a model that can reason do so before it answers; what it thinks goes to stderr",
+    )
+    parser.add_argument(
+        "--effort",
+        metavar="LEVEL",
+        help="how hard to think, where the model's release knows levels",
+    )
     _add_sampling(parser)
     parser.add_argument(
         "--stop",
@@ -99,6 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     pictures = _load_pictures(paths, arguments.picture_mode)
     if arguments.model is None:
         note(DEMO_NOTE)
+    from foveal.families import ChatOptions  # torch: only once the pictures are known to be good
+    from foveal.llm import collect
+
     llm = load_llm(
         arguments.model or DEMO_MODEL,
         is_quiet=arguments.json,
@@ -108,7 +118,9 @@ def run(arguments: argparse.Namespace) -> int:
         picture_mode=arguments.picture_mode,
     )
     message = Message(role="user", content=(*pictures, question))
-    output = _answer(llm, message, params, is_quiet=arguments.json)
+    options = ChatOptions(thinking=arguments.thinking, effort=arguments.effort)
+    deltas = llm.stream_chat([message], params, options)
+    output = collect(deltas if arguments.json else _shown(deltas))
     grounding = _grounding(output.text, pictures)
     if overlay is not None:
         from foveal.vision.overlay import draw_boxes
@@ -217,29 +229,14 @@ def _load_pictures(paths: list[str], mode: str) -> list[Picture]:
     return pictures
 
 
-def _answer(llm: LLM, message: Message, params: SamplingParams, *, is_quiet: bool) -> RequestOutput:
-    """Generate, writing the answer to stdout as it comes unless `is_quiet`."""
-    texts: list[str] = []
-    token_ids: list[int] = []
-    last = Delta("")
-    for last in llm.stream_chat([message], params):
-        texts.append(last.text)
-        token_ids.extend(last.token_ids)
-        if not is_quiet:
-            print(last.text, end="", flush=True)
-    if not is_quiet:
-        print(flush=True)
-    if last.finish_reason is None or last.usage is None:
-        raise EngineError(
-            "the answer broke off without a reason; report it with the output of foveal env"
-        )
-    return RequestOutput(
-        text="".join(texts),
-        token_ids=tuple(token_ids),
-        finish_reason=last.finish_reason,
-        usage=last.usage,
-        stop_reason=last.stop_reason,
-    )
+def _shown(deltas: Iterator[Delta]) -> Iterator[Delta]:
+    """The same deltas; each one's text goes to stdout as it comes, what the model thinks to stderr."""
+    for delta in deltas:
+        if delta.reasoning:
+            print(delta.reasoning, end="", file=sys.stderr, flush=True)
+        print(delta.text, end="", flush=True)
+        yield delta
+    print(flush=True)
 
 
 def _grounding(text: str, pictures: list[Picture]) -> Grounding:
@@ -251,8 +248,14 @@ def _grounding(text: str, pictures: list[Picture]) -> Grounding:
 
 
 def _as_json(output: RequestOutput, grounding: Grounding) -> dict[str, object]:
+    more: dict[str, object] = {}
+    if output.reasoning:
+        more["reasoning"] = output.reasoning
+    if output.tool_calls:
+        more["tool_calls"] = [dataclasses.asdict(call) for call in output.tool_calls]
     return {
         "text": output.text,
+        **more,
         "boxes": [
             {"label": b.label, "box": list(b.box), "raw": list(b.raw), "image": b.image}
             for b in grounding.boxes

@@ -18,6 +18,7 @@ from PIL import Image
 
 from foveal import Delta, Message, SamplingParams, Usage
 from foveal.cli.main import main
+from foveal.families import ChatOptions
 
 QUESTION = "What is this?"
 
@@ -33,8 +34,10 @@ class ScriptedModel:
     def __init__(self, model: str, *, is_quiet: bool, **options: Any) -> None:
         self.calls.append({"model": model, **options})
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams) -> Iterator[Delta]:
-        self.calls[-1].update(messages=list(messages), params=params)
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams, options: ChatOptions
+    ) -> Iterator[Delta]:
+        self.calls[-1].update(messages=list(messages), params=params, options=options)
         *head, last = self.texts
         for index, text in enumerate(head):
             yield Delta(text, (index,))
