@@ -21,7 +21,11 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
 }
 _TEXT_TYPES = ("text", "input_text")
-_PICTURE_KEYS = {"image": "image", "image_url": "image_url", "input_image": "image_url"}
+_PICTURE_KEYS = {
+    "image": ("image", "source", "url", "data"),
+    "image_url": ("image_url",),
+    "input_image": ("image_url",),
+}
 
 
 def parse_messages(messages: Sequence[UserMessage], load_picture: LoadPicture) -> list[Message]:
@@ -69,15 +73,24 @@ def parse_part(part: Any, where: str, load_picture: LoadPicture) -> Part:
     if kind not in _PICTURE_KEYS:
         known = ", ".join((*_TEXT_TYPES, *_PICTURE_KEYS))
         raise PromptError(f"{where} has type {kind!r}; known part types: {known}")
-    source = part.get(_PICTURE_KEYS[kind])
-    if kind != "image":
-        source = decode_data_url(
-            source.get("url") if isinstance(source, Mapping) else source, where
-        )
     try:
-        return load_picture(source)
+        return load_picture(_picture_source(part, where))
     except FovealError as error:
         raise type(error)(f"{where}: {error}") from None
+
+
+def _picture_source(part: Mapping[str, Any], where: str) -> Any:
+    """What a picture part holds: something to decode (path, bytes, PIL image, array), links and data URLs read."""
+    key = next((key for key in _PICTURE_KEYS[part["type"]] if part.get(key) is not None), None)
+    if key is None:
+        wanted = " or ".join(_PICTURE_KEYS[part["type"]])
+        raise PromptError(f"{where} of type {part['type']!r} has no picture; give {wanted}")
+    value = part[key]
+    if isinstance(value, Mapping):  # {"url": ...}, or {"type": "base64", "data": ...}
+        key, value = next(((k, value[k]) for k in ("url", "data") if value.get(k)), ("url", None))
+    if key == "data" and isinstance(value, str) and value[:5].lower() != "data:":
+        value = f"data:;base64,{value}"
+    return value if key == "image" else decode_data_url(value, where)
 
 
 def decode_data_url(url: Any, where: str = "image_url") -> bytes:

@@ -43,7 +43,10 @@ class V4Family:
         self.processor = V4Processor(
             images, self.tokenizer, language.vocab_size, self.max_model_len, options.image_limit
         )
-        self.grounding_ids = self._grounding_ids()
+        # The release has no grounding tags; a model that was trained with them has each as one token.
+        single = {t: self.tokenizer.encode(t) for t in GROUNDING_TOKENS}
+        self.grounding_tokens = tuple(token for token, ids in single.items() if len(ids) == 1)
+        self.grounding_ids = frozenset(single[token][0] for token in self.grounding_tokens)
         loaded = load_v4(
             folder,
             self.config,
@@ -54,11 +57,6 @@ class V4Family:
         )
         self.precision = loaded.precision
         self.runner = V4Runner(loaded.model)
-
-    def _grounding_ids(self) -> frozenset[int]:
-        """Grounding tags are not part of the release; a model that was trained with them has each as one token."""
-        encoded = (self.tokenizer.encode(token) for token in GROUNDING_TOKENS)
-        return frozenset(ids[0] for ids in encoded if len(ids) == 1)
 
     def chat_prompt(
         self, messages: Sequence[UserMessage], load_picture: LoadPicture, options: ChatOptions
@@ -74,11 +72,11 @@ class V4Family:
             _as_picture(source, f"picture {i + 1}", load_picture)
             for i, source in enumerate(chat.pictures)
         ]
-        segments = encode_pieces(chat.pieces, self.tokenizer)
+        segments = encode_pieces(chat.pieces, self.tokenizer, keep=self.grounding_tokens)
         return self.processor.process_segments(segments, pictures)
 
     def parser(self, options: ChatOptions) -> AnswerParser:
-        return AnswerParser(thinking=options.thinking, tools=bool(options.tools))
+        return AnswerParser(thinking=options.thinking, tools=True)
 
     def raw_prompt(self, text: str, pictures: Sequence[Picture]) -> Prompt:
         return self.processor.process_rendered(text, pictures)

@@ -10,7 +10,7 @@ string, because a mark splits the text in the tokenizer too. Knows no picture si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -253,12 +253,17 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def encode_pieces(
-    pieces: Iterable[Piece], tokenizer: Tokenizer, *, spells_missing: bool = False
+    pieces: Iterable[Piece],
+    tokenizer: Tokenizer,
+    *,
+    keep: Collection[str] = (),
+    spells_missing: bool = False,
 ) -> list[list[int]]:
     """Ids around the pictures: n pictures give n + 1 lists.
 
-    Raises CheckpointError for a mark that the tokenizer lacks; with `spells_missing` its spelling is encoded as text
-    instead, as encoding the whole string would do.
+    `keep` are tokens outside the grammar that count where text spells them, as the grounding tags of a model trained
+    with them. Raises CheckpointError for a mark that the tokenizer lacks; with `spells_missing` its spelling is encoded
+    as text instead, as encoding the whole string would do.
     """
     lists: list[list[int]] = [[]]
     for piece in _joined(_known(pieces, tokenizer, spells_missing)):
@@ -267,7 +272,7 @@ def encode_pieces(
         elif isinstance(piece, Mark):
             lists[-1].append(tokenizer.token_id(piece.token))
         else:
-            lists[-1] += tokenizer.encode_literal(piece)
+            lists[-1] += tokenizer.encode_literal(piece, keep)
     return lists
 
 

@@ -193,7 +193,7 @@ class _LiteralEncoder:
 def _is_mark(token: AddedToken) -> bool:
     """Added tokens that are plain words or characters, as some vocabularies have, are ordinary text."""
     content = token.content
-    return token.special or (len(content) > 2 and content[0] + content[-1] in ("<>", "[]"))
+    return token.special or (len(content) > 2 and content[0] + content[-1] in ("<>", "[]", "｜｜"))
 
 
 def _drop_merges(model: dict[str, Any], marks: set[str]) -> None:

@@ -590,6 +590,14 @@ def test_a_typed_mark_stays_plain_text(mark: str, tokenizer: Tokenizer) -> None:
     assert IMAGE.join(tokenizer.decode(some) for some in lists) == chat.text
 
 
+def test_tokens_that_a_model_keeps_count_where_they_are_typed(tokenizer: Tokenizer) -> None:
+    chat = encode_v4_messages([message("user", f"a{DSML}b{USER}")])
+    (kept,), (plain,) = (encode_pieces(chat.pieces, tokenizer, keep=k) for k in ((DSML,), ()))
+    dsml, user_id = tokenizer.token_id(DSML), tokenizer.token_id(USER)
+    assert (kept.count(dsml), kept.count(user_id)) == (1, 1)
+    assert (plain.count(dsml), plain.count(user_id)) == (0, 1)
+
+
 def test_a_mark_that_the_tokenizer_lacks_is_an_error_unless_spelled(tokenizer: Tokenizer) -> None:
     chat = encode_v4_messages([message("user", "Hi", task="title")])
     with pytest.raises(CheckpointError, match="no token '<｜title｜>'"):
