@@ -78,14 +78,10 @@ def _against_golden(arguments: argparse.Namespace) -> tuple[Report, dict[str, ob
 
 def _compare(arguments: argparse.Namespace, folder: Path) -> tuple[Report, dict[str, object]]:
     """Load the model as its family wants and run the cases."""
-    from foveal.models.config import read_json
-    from foveal.models.hub import resolve_model
-    from foveal.models.registry import detect_family
     from foveal.verify import V4Subject, verify_golden, verify_v4_golden
 
     facts: dict[str, object] = {"golden": str(folder)}
-    model = resolve_model(arguments.model)
-    family = detect_family(read_json(model / "config.json"))
+    model, family = _find(arguments.model)
     if family == "deepseek_v4":
         subject = V4Subject(model, device=arguments.device)
         facts |= {"model": model.name, "family": family, "dtype": GOLDEN_DTYPE}
@@ -95,10 +91,25 @@ def _compare(arguments: argparse.Namespace, folder: Path) -> tuple[Report, dict[
 
 
 def _against_laws(arguments: argparse.Namespace) -> tuple[Report, dict[str, object]]:
-    from foveal.verify import verify_laws
+    from foveal.verify import V4Subject, verify_laws, verify_v4_laws
 
+    model, family = _find(arguments.model)
+    if family == "deepseek_v4":
+        subject = V4Subject(model, device=arguments.device, dtype=arguments.dtype)
+        facts: dict[str, object] = {"model": model.name, "family": family, "dtype": arguments.dtype}
+        return verify_v4_laws(subject, on_case=_ticker(arguments)), facts
     llm = _load(arguments)
     return verify_laws(llm, on_case=_ticker(arguments)), llm.info
+
+
+def _find(name: str) -> tuple[Path, str]:
+    """The folder of a model and its family."""
+    from foveal.models.config import read_json
+    from foveal.models.hub import resolve_model
+    from foveal.models.registry import detect_family
+
+    folder = resolve_model(name)
+    return folder, detect_family(read_json(folder / "config.json"))
 
 
 def _load(arguments: argparse.Namespace) -> LLM:

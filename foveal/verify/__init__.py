@@ -8,6 +8,7 @@ from foveal.verify.golden import verify_golden
 from foveal.verify.laws import verify_laws
 from foveal.verify.report import CaseResult, Check, Report
 from foveal.verify.v4_golden import verify_v4_golden
+from foveal.verify.v4_laws import verify_v4_laws
 from foveal.verify.v4_subject import V4Subject
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "verify_golden",
     "verify_laws",
     "verify_v4_golden",
+    "verify_v4_laws",
 ]

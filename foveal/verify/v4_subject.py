@@ -38,10 +38,15 @@ class V4Inside:
 
 
 class V4Subject:
-    """A model loaded in float32 from `folder`. Text checkpoints need no tokenizer here: their cases are ids."""
+    """A model loaded from `folder`. Text checkpoints need no tokenizer here: their cases are ids."""
 
     def __init__(
-        self, folder: Path, *, device: str, progress: Callable[[int, int], None] | None = None
+        self,
+        folder: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         values = read_json(folder / "config.json")
         self.config = V4Config.from_dict(values)
@@ -51,7 +56,7 @@ class V4Subject:
             tokenizer = Tokenizer.load(folder, extra_tokens=())
             vocabulary = self.config.language.vocab_size
             self.processor = V4Processor(images, tokenizer, vocabulary, None)
-        loaded = load_v4(folder, self.config, dtype="float32", device=device, progress=progress)
+        loaded = load_v4(folder, self.config, dtype=dtype, device=device, progress=progress)
         self.model, self.runner = loaded.model, V4Runner(loaded.model)
 
     def prompt(self, rendered: str, pictures: Sequence[Picture]) -> Prompt:
