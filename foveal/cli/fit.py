@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from foveal.cli.fit_pictures import (
+    NamedCost,
+    TokenRange,
+    pictures_text,
+    v4_costs,
+    v4_range,
+    vl2_costs,
+    vl2_range,
+)
 from foveal.cli.output import bytes_text, table, write_json
 from foveal.cli.parser import Parser, UsageError
 from foveal.models.config import VL2Config, read_json
-from foveal.models.fit import (
-    MemoryPlan,
-    ModelFiles,
-    PictureCost,
-    inspect_folder,
-    picture_cost,
-    picture_costs,
-    plan_memory,
-)
+from foveal.models.fit import MemoryPlan, ModelFiles, inspect_folder, plan_memory
 from foveal.models.hub import resolve_model
 from foveal.models.memory import available_bytes
 from foveal.models.registry import detect_family
+from foveal.models.v4_config import V4Config
+from foveal.models.v4_fit import inspect_v4_folder, plan_v4_memory
+
+DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
-class NamedCost:
-    """A picture the user named, and what it costs."""
+class Facts:
+    """All that the command says about a model. `reach` is None where it takes no pictures."""
 
-    picture: str
-    width: int
-    height: int
-    cost: PictureCost
+    name: str
+    device: DeviceKind
+    plan: MemoryPlan
+    files: ModelFiles
+    reach: TokenRange | None
+    costs: list[NamedCost]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -62,20 +66,26 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--context {arguments.context} is not possible; give at least 1 token")
     folder = resolve_model(arguments.model, weights=False)
     values = read_json(folder / "config.json")
-    detect_family(values)
-    config = VL2Config.from_dict(values)
-    costs = _costs(folder, config, arguments.image)
     device, free = _room(arguments.device)
-    plan = plan_memory(config, available_bytes=free, context=arguments.context, device=device)
-    files = inspect_folder(folder, config)
-    if arguments.json:
-        write_json(_as_json(folder, config, plan, files, costs, device))
+    if detect_family(values) == "deepseek_v4":
+        v4 = V4Config.from_dict(values)
+        plan = plan_v4_memory(v4, available_bytes=free, context=arguments.context, device=device)
+        costs, reach = v4_costs(folder, values, arguments.image), v4_range(v4)
+        files = inspect_v4_folder(folder, v4)
     else:
-        print(_as_text(folder, config, plan, files, costs, device))
+        vl2 = VL2Config.from_dict(values)
+        plan = plan_memory(vl2, available_bytes=free, context=arguments.context, device=device)
+        costs, reach = vl2_costs(folder, vl2, arguments.image), vl2_range(vl2)
+        files = inspect_folder(folder, vl2)
+    facts = Facts(folder.name, device, plan, files, reach, costs)
+    if arguments.json:
+        write_json(_as_json(facts))
+    else:
+        print(_as_text(facts))
     return 0
 
 
-def _room(wanted: str) -> tuple[Literal["cpu", "cuda"], int | None]:
+def _room(wanted: str) -> tuple[DeviceKind, int | None]:
     """The kind of device that would be used, and its free bytes."""
     if wanted == "cpu":
         return "cpu", available_bytes()
@@ -89,89 +99,37 @@ def _room(wanted: str) -> tuple[Literal["cpu", "cuda"], int | None]:
     return "cuda", int(torch.cuda.mem_get_info(device)[0])
 
 
-def _costs(folder: Path, config: VL2Config, pictures: Sequence[str]) -> list[NamedCost]:
-    if not pictures:
-        return []
-    from foveal.vision.vl2 import VL2ImageConfig, grid_for, is_tiled
-
-    settings = folder / "processor_config.json"
-    image_config = VL2ImageConfig.from_dict(
-        read_json(settings)
-        if settings.is_file()
-        else {
-            "candidate_resolutions": config.candidate_resolutions,
-            "patch_size": config.vision.patch_size,
-            "downsample_ratio": config.projector.downsample_ratio,
-        }
-    )
-    costs = []
-    for name in pictures:
-        width, height = _size(name)
-        grid = grid_for(width, height, image_config, tiled=is_tiled(len(pictures)))
-        costs.append(NamedCost(name, width, height, picture_cost(config, *grid)))
-    return costs
-
-
-def _size(name: str) -> tuple[int, int]:
-    """Width and height in pixels, from "640x480" or from a picture file."""
-    match = re.fullmatch(r"(\d{1,9})[xX×](\d{1,9})", name)
-    if match is not None:
-        width, height = int(match[1]), int(match[2])
-        if min(width, height) < 1:
-            raise UsageError(f"--image {name}: both sides must be at least 1 pixel")
-        return width, height
-    if not Path(name).is_file():
-        raise UsageError(f"--image {name!r} is neither WIDTHxHEIGHT (640x480) nor a picture file")
-    from foveal.vision.decode import load_picture
-
-    picture = load_picture(name)
-    return picture.width, picture.height
-
-
-def _as_json(
-    folder: Path,
-    config: VL2Config,
-    plan: MemoryPlan,
-    files: ModelFiles,
-    costs: list[NamedCost],
-    device: str,
-) -> dict[str, Any]:
-    cheapest, dearest = _range(config)
+def _as_json(facts: Facts) -> dict[str, Any]:
+    plan = facts.plan
     return {
-        "model": folder.name,
-        "device": device,
-        "files": dataclasses.asdict(files),
+        "model": facts.name,
+        "device": facts.device,
+        "files": dataclasses.asdict(facts.files),
         "memory": dataclasses.asdict(plan),
         "fits": None if plan.available_bytes is None else list(plan.fitting),
-        "tokens_per_picture": {"least": cheapest.num_tokens, "most": dearest.num_tokens},
-        "pictures": [dataclasses.asdict(cost) for cost in costs],
-        "picture_tokens": sum(cost.cost.num_tokens for cost in costs),
+        "tokens_per_picture": None if facts.reach is None else dataclasses.asdict(facts.reach),
+        "pictures": [dataclasses.asdict(cost) for cost in facts.costs],
+        "picture_tokens": sum(cost.most_tokens for cost in facts.costs),
     }
 
 
-def _range(config: VL2Config) -> tuple[PictureCost, PictureCost]:
-    costs = picture_costs(config)
-    return costs[0], costs[-1]
-
-
-def _as_text(
-    folder: Path,
-    config: VL2Config,
-    plan: MemoryPlan,
-    files: ModelFiles,
-    costs: list[NamedCost],
-    device: str,
-) -> str:
+def _as_text(facts: Facts) -> str:
+    plan, files = facts.plan, facts.files
     free = "unknown" if plan.available_bytes is None else bytes_text(plan.available_bytes)
     source = {"index": "the index", "files": "the files", "config": "config.json"}[files.source]
+    size = _count_text(plan.num_parameters) + " parameters"
+    if plan.file_bytes is not None:
+        size += f", {bytes_text(plan.file_bytes)} in files"
+    per_token = sorted({row.cache_bytes_per_token for row in plan.formats})
     lines = [
-        f"{folder.name}: {files.num_tensors:,} tensors ({source}), {_count_text(plan.num_parameters)} parameters",
+        f"{facts.name}: {files.num_tensors:,} tensors ({source}), {size}",
         *_file_problems(files, plan),
-        f"free on this machine's {device}: {free}; room for {plan.context:,} tokens of context",
+        f"free on this machine's {facts.device}: {free}; room for {plan.context:,} tokens of context",
         "",
         _formats_table(plan),
+        f"each further token takes {' or '.join(map(bytes_text, per_token))} of cache",
         "",
-        _pictures_text(config, costs),
+        pictures_text(facts.reach, facts.costs),
         "",
         _verdict(plan, free),
     ]
@@ -212,23 +170,6 @@ def _formats_table(plan: MemoryPlan) -> str:
         longest = "-" if row.largest_context is None else f"{row.largest_context:,}"
         rows.append([row.name, *map(bytes_text, parts), words[row.fits], longest])
     return table(rows, right=range(1, 8))
-
-
-def _pictures_text(config: VL2Config, costs: list[NamedCost]) -> str:
-    cheapest, dearest = _range(config)
-    text = f"a picture costs {cheapest.num_tokens:,} to {dearest.num_tokens:,} tokens"
-    if not costs:
-        return text + " (--image 1920x1080 says it for one)"
-    rows = [["picture", "size", "tiles", "tokens"]]
-    for named in costs:
-        cost = named.cost
-        tiles = f"{cost.num_tiles} (1 + {cost.cols}x{cost.rows})"
-        size = f"{named.width}x{named.height}"
-        rows.append([named.picture, size, tiles, f"{cost.num_tokens:,}"])
-    if len(costs) > 1:
-        total = sum(named.cost.num_tokens for named in costs)
-        rows.append(["together", "", "", f"{total:,}"])
-    return text + "\n" + table(rows, right=(3,))
 
 
 def _verdict(plan: MemoryPlan, free: str) -> str:

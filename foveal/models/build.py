@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -13,14 +13,18 @@ from torch import nn
 
 from foveal.errors import ResourceError
 from foveal.models.config import VL2Config
-from foveal.models.loader import Checkpoint, load_parameters
+from foveal.models.fidelity import ROUNDINGS, Fidelity, check_fidelity
+from foveal.models.layers import destinations
+from foveal.models.loader import Checkpoint, LoadReport, load_parameters
 from foveal.models.memory import available_bytes
 from foveal.models.names import ParameterSpec, is_ignored, parameter_specs
 from foveal.models.precision import Precision, resolve_device, resolve_precision
 from foveal.models.siglip import VisionMode
 from foveal.models.v4 import V4Model
+from foveal.models.v4_aliases import released_tensors
 from foveal.models.v4_config import V4Config
 from foveal.models.v4_names import is_set_aside, v4_parameter_specs
+from foveal.models.v4_weights import WeightChoice, WeightsMode, resolve_weights, stored_packing
 from foveal.models.vl2 import VL2Model
 
 Progress = Callable[[int, int], None]
@@ -29,10 +33,16 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[ModelT]):
-    """A model on its device, and in which types it is kept."""
+    """A model on its device, in which types it is kept, and what was read.
+
+    `weights` says for DeepSeek-V4 whether experts are numbers or the checkpoint's codes, and why.
+    """
 
     model: ModelT
     precision: Precision
+    report: LoadReport
+    weights: WeightChoice | None = None
+    fidelity: Fidelity = "plain"
 
 
 def load_vl2(
@@ -50,8 +60,8 @@ def load_vl2(
     checkpoint = Checkpoint.open(folder)
     make = precision.factory(where)
     model = VL2Model(config, vision=make, language=make, vision_mode=vision_mode)
-    _fill(model, specs, checkpoint, progress, lambda name: is_ignored(name, config))
-    return Loaded(model.eval(), precision)
+    report = _fill(model, specs, checkpoint, progress, lambda name: is_ignored(name, config))
+    return Loaded(model.eval(), precision, report)
 
 
 def load_v4(
@@ -61,18 +71,45 @@ def load_v4(
     dtype: str = "auto",
     device: str = "auto",
     with_vision: bool = True,
+    weights: WeightsMode = "auto",
+    fidelity: Fidelity = "plain",
     progress: Progress | None = None,
 ) -> Loaded[V4Model]:
-    """Build a DeepSeek-V4 model from `folder`; without vision no tensor of tower and aligner is read."""
+    """Build a DeepSeek-V4 model from `folder`; without vision no tensor of tower and aligner is read.
+
+    `weights` "packed" keeps routed experts in the checkpoint's codes, "dense" turns them into numbers, "auto" decides
+    by the free memory. `fidelity` "release-rounding" simulates the release's rounding (`models.fidelity`). Raises
+    CheckpointError, ResourceError, PromptError.
+    """
+    check_fidelity(fidelity)
     specs = v4_parameter_specs(config, with_vision=with_vision)
-    where, precision = _place(folder, specs, dtype, device)
-    checkpoint = Checkpoint.open(folder)
-    make = precision.factory(where)
-    model = V4Model(config, vision=make, language=make, with_vision=with_vision)
-    _fill(
-        model, specs, checkpoint, progress, lambda name: is_set_aside(name, with_vision=with_vision)
+    checkpoint = Checkpoint.open(folder, spelling=released_tensors)
+    where = resolve_device(device)
+    stored = stored_packing(specs, checkpoint.tensors)
+    choice = resolve_weights(
+        specs,
+        stored,
+        dtype=dtype,
+        device=where,
+        weights=weights,
+        available_bytes=_free_bytes(where),
     )
-    return Loaded(model.eval(), precision)
+    choice.require_room(folder.name)
+    make = choice.precision.factory(where)
+    language = replace(make, packing=choice.packing, rounding=ROUNDINGS[fidelity])
+    model = V4Model(config, vision=make, language=language, with_vision=with_vision)
+
+    def ignored(name: str) -> bool:
+        return is_set_aside(name, config, with_vision=with_vision)
+
+    report = _fill(model, specs, checkpoint, progress, ignored)
+    return Loaded(model.eval(), choice.precision, report, choice, fidelity)
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()
 
 
 def _place(
@@ -98,6 +135,5 @@ def _fill(
     checkpoint: Checkpoint,
     progress: Progress | None,
     ignored: Callable[[str], bool],
-) -> None:
-    destinations = {name: parameter.data for name, parameter in model.named_parameters()}
-    load_parameters(specs, checkpoint, destinations, progress, ignored=ignored)
+) -> LoadReport:
+    return load_parameters(specs, checkpoint, destinations(model), progress, ignored=ignored)

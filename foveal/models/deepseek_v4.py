@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from foveal import ops
 from foveal.models.context import CompressorRows, IndexerRows, SparseContext, SparseRows
-from foveal.models.layers import Experts, Factory, Linear, RMSNorm, SwiGLU, yarn_frequencies
+from foveal.models.layers import (
+    Factory,
+    Linear,
+    RMSNorm,
+    SwiGLU,
+    routed_experts,
+    yarn_frequencies,
+)
 from foveal.models.v4_config import V4LanguageConfig
 
 
@@ -79,13 +86,19 @@ class HyperHead(nn.Module):
 
 
 class Compressor(nn.Module):
-    """Pools `ratio` tokens into one entry; windows of ratio 4 overlap by one window. float32 inside. Source: 4.5."""
+    """Pools `ratio` tokens into one entry; windows of ratio 4 overlap by one window. float32 inside. Source: 4.5.
 
-    def __init__(self, c: V4LanguageConfig, ratio: int, width: int, make: Factory) -> None:
+    `is_index` marks the one that makes the indexer's keys: they are rounded in another way where rounding is simulated.
+    """
+
+    def __init__(
+        self, c: V4LanguageConfig, ratio: int, width: int, make: Factory, *, is_index: bool = False
+    ) -> None:
         super().__init__()
         rows = width * (2 if ratio == 4 else 1)
         wide = Factory(torch.float32, torch.float32, make.device)
-        self.ratio = ratio
+        self.ratio, self.rounding = ratio, make.rounding
+        self.rotated, self.is_index = c.qk_rope_head_dim, is_index
         self.ape = make.empty32(ratio, rows)
         self.wkv, self.wgate = Linear(c.hidden_size, rows, wide), Linear(c.hidden_size, rows, wide)
         self.norm = RMSNorm(width, wide, c.rms_norm_eps)
@@ -96,9 +109,15 @@ class Compressor(nn.Module):
         gates = self.wgate(wide) + self.ape[positions % self.ratio]
 
         def finish(pooled: Tensor, starts: Tensor) -> Tensor:
-            return rotation(self.norm(pooled), starts)
+            normed = self.rounding.narrow(self.norm(self.rounding.narrow(pooled)))
+            return self._rounded(rotation(normed, starts))
 
         return CompressorRows(self.ratio, self.wkv(wide), gates, finish)
+
+    def _rounded(self, entries: Tensor) -> Tensor:
+        if self.is_index:
+            return self.rounding.index_rows(entries)
+        return self.rounding.key_rows(entries, self.rotated)
 
 
 class Indexer(nn.Module):
@@ -108,16 +127,18 @@ class Indexer(nn.Module):
         super().__init__()
         self.heads, self.width, self.top_k = c.index_n_heads, c.index_head_dim, c.index_topk
         self.wq_b = Linear(c.q_lora_rank, self.heads * self.width, make)
-        self.weights_proj = Linear(c.hidden_size, self.heads, make)
-        self.compressor = Compressor(c, 4, self.width, make)
+        self.weights_proj = Linear(c.hidden_size, self.heads, make.exact)
+        self.compressor = Compressor(c, 4, self.width, make, is_index=True)
+        self.rounding = make.rounding
 
     def rows(
         self, x: Tensor, low_rank_q: Tensor, positions: Tensor, rotation: Rotation
     ) -> IndexerRows:
         queries = rotation(self.wq_b(low_rank_q).unflatten(-1, (self.heads, self.width)), positions)
-        weights = self.weights_proj(x).float() * (self.width**-0.5 * self.heads**-0.5)
+        weights = self.rounding.narrow(self.weights_proj(x).float())
+        weights = self.rounding.narrow(weights * (self.width**-0.5 * self.heads**-0.5))
         keys = self.compressor.rows(x, positions, rotation)
-        return IndexerRows(queries, weights, keys, self.top_k)
+        return IndexerRows(self.rounding.index_rows(queries), weights, keys, self.top_k)
 
 
 class SparseAttention(nn.Module):
@@ -133,15 +154,16 @@ class SparseAttention(nn.Module):
         )
         self.wq_b = Linear(c.q_lora_rank, heads * d, make)
         self.wkv, self.kv_norm = Linear(width, d, make), RMSNorm(d, make, c.rms_norm_eps)
-        self.wo_a = Linear(heads * d // c.o_groups, c.o_groups * c.o_lora_rank, make)
+        self.wo_a = Linear(heads * d // c.o_groups, c.o_groups * c.o_lora_rank, make.exact)
         self.wo_b = Linear(c.o_groups * c.o_lora_rank, width, make)
         self.attn_sink = make.empty32(heads)
         self.compressor = Compressor(c, self.ratio, d, make) if self.ratio else None
         self.indexer = Indexer(c, make) if self.ratio == 4 else None
         self.rotation = Rotation(rotary_frequencies(c, self.ratio))
+        self.rounding = make.rounding
 
     def forward(self, x: Tensor, positions: Tensor, ctx: SparseContext) -> Tensor:
-        mixed = ctx.attend_sparse(self.layer, self.rows(x, positions))
+        mixed = self.rounding.narrow(ctx.attend_sparse(self.layer, self.rows(x, positions)))
         return self.project(self.rotation.back(mixed, positions))
 
     def rows(self, x: Tensor, positions: Tensor) -> SparseRows:
@@ -149,9 +171,7 @@ class SparseAttention(nn.Module):
         c = self.config
         low_rank_q = self.q_norm(self.wq_a(x))
         q = self.wq_b(low_rank_q).unflatten(-1, (c.num_attention_heads, c.head_dim))
-        # The norm of each query head has no weight.
-        q32 = q.float()
-        q = (q32 * torch.rsqrt(q32.square().mean(-1, keepdim=True) + c.rms_norm_eps)).to(q.dtype)
+        q = self.rounding.head_norm(q, c.rms_norm_eps)
         kv = self.kv_norm(self.wkv(x))
         compressed = indexer = None
         if self.compressor is not None:
@@ -159,8 +179,8 @@ class SparseAttention(nn.Module):
         if self.indexer is not None:
             indexer = self.indexer.rows(x, low_rank_q, positions, self.rotation)
         return SparseRows(
-            self.rotation(q, positions),
-            self.rotation(kv, positions),
+            self.rounding.narrow(self.rotation(q, positions)),
+            self.rounding.key_rows(self.rotation(kv, positions), c.qk_rope_head_dim),
             self.attn_sink,
             c.head_dim**-0.5,
             compressed,
@@ -170,10 +190,11 @@ class SparseAttention(nn.Module):
     def project(self, mixed: Tensor) -> Tensor:
         """Grouped low-rank output: heads of a group share one product. [T, H, d] -> [T, D]."""
         groups, rank = self.config.o_groups, self.config.o_lora_rank
+        mixed = self.rounding.narrow(mixed)
         grouped = mixed.unflatten(1, (groups, -1)).flatten(2)  # [T, G, H / G * d]
         weights = self.wo_a.weight.unflatten(0, (groups, rank))
         parts = [ops.linear(grouped[:, g], weights[g]) for g in range(groups)]
-        out: Tensor = self.wo_b(torch.cat(parts, -1))
+        out: Tensor = self.wo_b(self.rounding.narrow(torch.cat(parts, -1)))
         return out
 
 
@@ -231,7 +252,7 @@ class V4MoE(nn.Module):
         super().__init__()
         self.router = V4Router(c, layer, make, has_vision=has_vision)
         inner, limit = c.moe_intermediate_size, c.swiglu_limit
-        self.experts = Experts(c.n_routed_experts, c.hidden_size, inner, make, limit=limit)
+        self.experts = routed_experts(c.n_routed_experts, c.hidden_size, inner, make, limit=limit)
         self.shared = SwiGLU(c.hidden_size, inner * c.n_shared_experts, make, limit=limit)
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
@@ -250,17 +271,19 @@ class V4Layer(nn.Module):
         self.ffn_norm = RMSNorm(c.hidden_size, make, c.rms_norm_eps)
         self.attn = SparseAttention(c, layer, make)
         self.ffn = V4MoE(c, layer, make, has_vision=has_vision)
+        self.rounding = make.rounding
 
     def forward(
         self, streams: Tensor, positions: Tensor, ids: Tensor, ctx: SparseContext
     ) -> Tensor:
         """`streams` [T, N, D] float32."""
+        narrow = self.rounding.narrow
         row, post, comb = self.attn_hc.read(streams)
-        streams = ops.hyper_post(
-            self.attn(self.attn_norm(row), positions, ctx), streams, post, comb
-        )
+        update = self.attn(self.attn_norm(narrow(row)), positions, ctx)
+        streams = narrow(ops.hyper_post(update, streams, post, comb))
         row, post, comb = self.ffn_hc.read(streams)
-        return ops.hyper_post(self.ffn(self.ffn_norm(row), ids), streams, post, comb)
+        update = narrow(self.ffn(self.ffn_norm(narrow(row)), ids))
+        return narrow(ops.hyper_post(update, streams, post, comb))
 
 
 class DeepseekV4LM(nn.Module):
@@ -269,12 +292,13 @@ class DeepseekV4LM(nn.Module):
     def __init__(self, c: V4LanguageConfig, make: Factory, *, has_vision: bool = False) -> None:
         super().__init__()
         self.config = c
-        self.embed_tokens = Linear(c.hidden_size, c.vocab_size, make)  # used as a table
+        self.embed_tokens = Linear(c.hidden_size, c.vocab_size, make.exact)  # used as a table
         layers = (V4Layer(c, i, make, has_vision=has_vision) for i in range(c.num_hidden_layers))
         self.layers = nn.ModuleList(layers)
         self.hc_head = HyperHead(c, make)
         self.norm = RMSNorm(c.hidden_size, make, c.rms_norm_eps)
-        self.lm_head = Linear(c.hidden_size, c.vocab_size, make)
+        self.lm_head = Linear(c.hidden_size, c.vocab_size, make.exact)
+        self.rounding = make.rounding
 
     def embed(self, ids: Tensor) -> Tensor:
         """`ids` [T] -> rows [T, D] float32; ids beyond the vocabulary (pictures) give row 0, to be overwritten."""
@@ -289,7 +313,7 @@ class DeepseekV4LM(nn.Module):
 
     def collapse(self, streams: Tensor) -> Tensor:
         """Streams [n, N, D] -> hidden rows [n, D] after the final norm."""
-        out: Tensor = self.norm(self.hc_head(streams))
+        out: Tensor = self.norm(self.rounding.narrow(self.hc_head(streams)))
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:

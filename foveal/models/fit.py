@@ -8,7 +8,7 @@ made of the largest intermediate results that the runner holds at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -25,6 +25,8 @@ from foveal.models.names import (
 from foveal.models.safetensors_header import read_header
 
 FormatName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+# "packed": experts in the checkpoint's codes, everything else bfloat16. DeepSeek-V4 only.
+PlanName: TypeAlias = FormatName | Literal["packed"]
 FORMAT_BYTES: Mapping[FormatName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Python, torch and the tokenizer before any weight is there (0.25 GB resident), and work buffers of the libraries.
@@ -84,40 +86,41 @@ def inspect_folder(folder: Path, config: VL2Config) -> ModelFiles:
     Raises CheckpointError for an index or a weight file that cannot be read.
     """
     inventory = checkpoint_inventory(config)
+    used = {tensor.name for tensor in inventory if tensor.is_used}
+    return compare_folder(folder, used, len(inventory), lambda name: is_ignored(name, config))
+
+
+def compare_folder(
+    folder: Path,
+    used: Set[str],
+    num_tensors: int,
+    is_known: Callable[[str], bool],
+    spelling: Callable[[str], Iterable[str]] = lambda name: (name,),
+) -> ModelFiles:
+    """The names in `folder` beside `used`, of `num_tensors` in a complete checkpoint.
+
+    Unused names are extra unless `is_known`. `spelling` turns a file's name into the tensors that it stands for.
+    """
     indexes = sorted(folder.glob("*.safetensors.index.json"))
+    paths = sorted(folder.glob("*.safetensors"))
+    source: Literal["index", "files"] = "files"
+    absent: tuple[str, ...] = ()
     if indexes:
         weight_map = read_json(indexes[0]).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{indexes[0]} has no 'weight_map'; download it again")
+        source, names = "index", list(weight_map)
         files = sorted({str(name) for name in weight_map.values()})
         absent = tuple(name for name in files if not (folder / name).is_file())
-        return _compared("index", config, inventory, weight_map, len(files), absent)
-    paths = sorted(folder.glob("*.safetensors"))
-    if paths:
+    elif paths:
+        files = [path.name for path in paths]
         names = [name for path in paths for name in read_header(path)]
-        return _compared("files", config, inventory, names, len(paths))
-    return ModelFiles("config", len(inventory), 0)
-
-
-def _compared(
-    source: Literal["index", "files"],
-    config: VL2Config,
-    inventory: list[InventoryTensor],
-    names: Iterable[str],
-    num_files: int,
-    missing_files: tuple[str, ...] = (),
-) -> ModelFiles:
-    found = set(names)
-    used = {tensor.name for tensor in inventory if tensor.is_used}
-    extra = (name for name in found - used if not is_ignored(name, config))
-    return ModelFiles(
-        source,
-        len(found),
-        num_files,
-        missing_files,
-        tuple(sorted(used - found)),
-        tuple(sorted(extra)),
-    )
+    else:
+        return ModelFiles("config", num_tensors, 0)
+    found = {new for name in names for new in spelling(name)}
+    extra = sorted(name for name in found - used if not is_known(name))
+    missing = tuple(sorted(used - found))
+    return ModelFiles(source, len(set(names)), len(files), absent, missing, tuple(extra))
 
 
 # --- pictures ---------------------------------------------------------------------------------------
@@ -152,11 +155,12 @@ def picture_costs(config: VL2Config) -> tuple[PictureCost, ...]:
 class FormatPlan:
     """Bytes that one weight format takes, for the context of its `MemoryPlan`.
 
+    `cache_bytes` is `cache_bytes_per_token` times the context, and what a request takes whatever its length.
     `largest_context` is the longest context that fits into the memory available: 0 if none does, None if the memory is
     not known.
     """
 
-    name: FormatName
+    name: PlanName
     weight_bytes: int
     cache_bytes_per_token: int
     cache_bytes: int
@@ -168,7 +172,10 @@ class FormatPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """One row for each format. `total_bytes` of a row is weights, cache, activations and `process_bytes`."""
+    """One row for each format. `total_bytes` of a row is weights, cache, activations and `process_bytes`.
+
+    `file_bytes` is what the tensors take in the vendor's files, where that is not two bytes a number.
+    """
 
     context: int
     available_bytes: int | None
@@ -177,9 +184,10 @@ class MemoryPlan:
     num_parameters: int
     num_used_parameters: int
     formats: tuple[FormatPlan, ...]
+    file_bytes: int | None = None
 
     @property
-    def fitting(self) -> tuple[FormatName, ...]:
+    def fitting(self) -> tuple[PlanName, ...]:
         """Names of the formats that fit."""
         return tuple(plan.name for plan in self.formats if plan.fits)
 
@@ -239,13 +247,13 @@ def _format_plan(
         fits=None if available_bytes is None else total(context) <= available_bytes,
         largest_context=None
         if available_bytes is None
-        else _largest(
+        else largest(
             lambda tokens: total(tokens) <= available_bytes, config.language.max_position_embeddings
         ),
     )
 
 
-def _largest(holds: Callable[[int], bool], most: int) -> int:
+def largest(holds: Callable[[int], bool], most: int) -> int:
     """The largest number in [0, most] for which `holds`, which is true up to some point and false beyond."""
     low, high = 0, most
     while low < high:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,15 +18,27 @@ from torch.nn import functional as F
 
 from foveal import ops
 from foveal.models.config import LanguageConfig, rope_scaling_type
+from foveal.models.fidelity import EXACT, Rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """Where and in which types one part of a model keeps its numbers."""
+    """Where and in which types one part of a model keeps its numbers.
+
+    `packing` is the format in which routed experts stay as the checkpoint has them (None: numbers like the others);
+    `rounding` says which of a release's roundings are simulated.
+    """
 
     dtype: torch.dtype = torch.float32
     act_dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
+    packing: ops.Packing | None = None
+    rounding: Rounding = EXACT
+
+    @property
+    def exact(self) -> Factory:
+        """The same for products whose rows a release does not round."""
+        return replace(self, rounding=EXACT)
 
     def empty(self, *shape: int) -> nn.Parameter:
         """A parameter in the part's storage type."""
@@ -46,9 +58,11 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = make.empty(outputs, inputs)
         self.bias = make.empty(outputs) if bias else None
+        self.rounding = make.rounding
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        rows = self.rounding.operand(x)
+        return self.rounding.narrow(ops.linear(rows, self.weight, self.bias))
 
 
 class RMSNorm(nn.Module):
@@ -59,9 +73,11 @@ class RMSNorm(nn.Module):
         self.weight = make.empty32(width)
         self.eps = eps
         self.act_dtype = make.act_dtype
+        self.rounding = make.rounding
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps).to(self.act_dtype)
+        out = ops.rms_norm(x, self.weight, self.eps).to(self.act_dtype)
+        return self.rounding.narrow(out)
 
 
 class SwiGLU(nn.Module):
@@ -131,12 +147,69 @@ class Experts(nn.Module):
         self, count: int, width: int, inner: int, make: Factory, *, limit: float = 0.0
     ) -> None:
         super().__init__()
-        self.limit = limit
+        self.limit, self.rounding = limit, make.rounding
         self.w13 = make.empty(count, 2 * inner, width)
         self.w2 = make.empty(count, width, inner)
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        return ops.moe(x, weights, ids, self.w13, self.w2, self.limit)
+        return self.rounding.moe(x, weights, ids, self.w13, self.w2, self.limit)
+
+
+class PackedExperts(nn.Module):
+    """The same, kept in the checkpoint's codes and scales (`ops.packed`); an expert becomes numbers when it runs."""
+
+    w13_codes: Tensor
+    w13_scales: Tensor
+    w2_codes: Tensor
+    w2_scales: Tensor
+
+    def __init__(
+        self,
+        count: int,
+        width: int,
+        inner: int,
+        make: Factory,
+        packing: ops.Packing,
+        *,
+        limit: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.limit, self.rounding, self.packing = limit, make.rounding, packing
+        for name, rows, columns in (("w13", 2 * inner, width), ("w2", width, inner)):
+            weight = ops.PackedWeight.empty((count, rows, columns), packing, make.device)
+            self.register_buffer(f"{name}_codes", weight.codes)
+            self.register_buffer(f"{name}_scales", weight.scales)
+
+    @property
+    def w13(self) -> ops.PackedWeight:
+        return ops.PackedWeight(self.w13_codes, self.w13_scales, self.packing.format)
+
+    @property
+    def w2(self) -> ops.PackedWeight:
+        return ops.PackedWeight(self.w2_codes, self.w2_scales, self.packing.format)
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        return self.rounding.moe(x, weights, ids, self.w13, self.w2, self.limit)
+
+
+def routed_experts(
+    count: int, width: int, inner: int, make: Factory, *, limit: float = 0.0
+) -> Experts | PackedExperts:
+    """Routed experts in the form that `make` asks for."""
+    if make.packing is None:
+        return Experts(count, width, inner, make, limit=limit)
+    return PackedExperts(count, width, inner, make, make.packing, limit=limit)
+
+
+def destinations(model: nn.Module) -> dict[str, Tensor | ops.PackedWeight]:
+    """What a loader fills, by the names of the name table: parameters, and the stacks of packed experts."""
+    found: dict[str, Tensor | ops.PackedWeight] = {
+        name: parameter.data for name, parameter in model.named_parameters()
+    }
+    for name, module in model.named_modules():
+        if isinstance(module, PackedExperts):
+            found |= {f"{name}.w13": module.w13, f"{name}.w2": module.w2}
+    return found
 
 
 class MoE(nn.Module):

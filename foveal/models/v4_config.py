@@ -12,11 +12,13 @@ from typing import Any
 
 from foveal.errors import CheckpointError
 from foveal.models.config import pick, read_json, require_positive, rope_scaling_type
+from foveal.models.v4_aliases import released_config
 
 SCORING_FUNCTIONS = ("sqrtsoftplus", "sigmoid", "softmax")
 RATIOS = (0, 4, 128)
-# The vision release widens the window inside a picture by at most this much; a block never reaches it.
 EXPERT_DTYPES = ("fp4", "fp8", "bf16")
+# Rows and columns of a weight that share a scale in FP8 matrices.
+WEIGHT_BLOCK = (128, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,19 @@ class V4VisionConfig:
                 f"config.json: vision_dim {self.vision_dim} does not give {self.vision_n_heads} heads whose width is a "
                 "multiple of 4, which the two-dimensional rotation needs"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class DSparkConfig:
+    """The block drafter of newer releases, behind the trunk as `mtp.*`. Source: spec 8.2-8.5."""
+
+    dspark_target_layer_ids: tuple[int, ...]
+    dspark_markov_rank: int = 256
+    dspark_block_size: int = 5
+    dspark_noise_token_id: int = 128799
+
+    def check(self) -> None:
+        require_positive(self, "config", ("dspark_markov_rank", "dspark_block_size"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,11 @@ class V4LanguageConfig:
         """Compression ratio of each trunk layer; entries beyond the trunk belong to drafters."""
         return self.compress_ratios[: self.num_hidden_layers]
 
+    @property
+    def num_drafter_stages(self) -> int:
+        """`mtp.S` stages behind the trunk; `num_nextn_predict_layers` is wrong in some releases (spec 1.1)."""
+        return max(0, len(self.compress_ratios) - self.num_hidden_layers)
+
     def is_hash_layer(self, layer: int) -> bool:
         return layer < self.num_hash_layers
 
@@ -131,6 +151,10 @@ class V4LanguageConfig:
                 f"config.json: num_experts_per_tok {self.num_experts_per_tok} is more than n_routed_experts "
                 f"{self.n_routed_experts}"
             )
+        if self.expert_dtype not in EXPERT_DTYPES:
+            raise CheckpointError(
+                f"config.json: expert_dtype {self.expert_dtype!r} is unknown; known: {', '.join(EXPERT_DTYPES)}"
+            )
         if self.rope_scaling is not None and rope_scaling_type(self.rope_scaling) != "yarn":
             raise CheckpointError(
                 f"config.json: rope_scaling type {rope_scaling_type(self.rope_scaling)!r} is unknown; known: yarn"
@@ -144,22 +168,46 @@ class V4Config:
     language: V4LanguageConfig
     vision: V4VisionConfig | None = None
     quantization: Mapping[str, Any] = field(default_factory=dict)
-    has_dspark: bool = False
+    dspark: DSparkConfig | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """True where the release stores FP8 matrices and packed experts; which tensors are, the files say."""
+        return bool(self.quantization)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> V4Config:
         """Read and check a parsed `config.json`; raises CheckpointError that names the key at fault."""
-        known = dict(values)
-        known["compress_ratios"] = tuple(int(r) for r in values.get("compress_ratios") or ())
+        known = released_config(values)
+        known["compress_ratios"] = tuple(int(r) for r in known.get("compress_ratios") or ())
         language = pick(V4LanguageConfig, known, "config")
         language.check()
         vision = None
         if int(values.get("vision_n_layers") or 0) > 0:
             vision = pick(V4VisionConfig, values, "config")
             vision.check()
-        has_dspark = any(key.startswith("dspark_") for key in values)
-        return cls(language, vision, values.get("quantization_config") or {}, has_dspark)
+        dspark = None
+        if any(key.startswith("dspark_") for key in values):
+            layers = tuple(int(i) for i in values.get("dspark_target_layer_ids") or ())
+            dspark = pick(DSparkConfig, {**values, "dspark_target_layer_ids": layers}, "config")
+            dspark.check()
+        quantization = values.get("quantization_config") or {}
+        _check_quantization(quantization)
+        return cls(language, vision, quantization, dspark)
 
     @classmethod
     def load(cls, folder: Path) -> V4Config:
         return cls.from_dict(read_json(folder / "config.json"))
+
+
+def _check_quantization(settings: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for formats other than the release's."""
+    if not settings:
+        return
+    method = settings.get("quant_method", "fp8")
+    block = tuple(settings.get("weight_block_size") or WEIGHT_BLOCK)
+    if method != "fp8" or block != WEIGHT_BLOCK:
+        raise CheckpointError(
+            f"config.json: quantization_config describes {method!r} with weight_block_size {list(block)}; known: 'fp8' "
+            f"with {list(WEIGHT_BLOCK)}. Take the release's own checkpoint"
+        )

@@ -1,16 +1,19 @@
-"""DeepSeek-V4's tensor names as data, original and transformers spelling. Source: V4 spec section 2.
+"""DeepSeek-V4's tensor names as data, in the released spelling (others: `v4_aliases`). Source: V4 spec section 2.
 
-`mtp.*` belongs to the drafters and is set aside here.
+Shapes are those of the numbers; that a file may hold codes and scales instead is the loader's matter. `mtp.*` belongs
+to the drafters and is set aside here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from foveal.models.names import ParameterSpec, Part, Source, Storage
 from foveal.models.v4_config import V4Config, V4LanguageConfig, V4VisionConfig
 from foveal.parallel.sharding import Plan
 
+_SCORE_BIAS = re.compile(r"layers\.(\d+)\.ffn\.gate\.bias")
 DRAFTER_PREFIX = "mtp."
 VISION_PREFIXES = ("vision.", "aligner.", "image_")
 
@@ -159,6 +162,13 @@ def _vision(c: V4VisionConfig, d: int) -> Iterator[ParameterSpec]:
         yield _one(name, name, (d,), part="projector")
 
 
-def is_set_aside(name: str, *, with_vision: bool) -> bool:
-    """True for tensors that are known and not loaded: the drafters', and the vision half's where it is not wanted."""
-    return name.startswith(DRAFTER_PREFIX) or (not with_vision and name.startswith(VISION_PREFIXES))
+def is_set_aside(name: str, config: V4Config, *, with_vision: bool) -> bool:
+    """True for tensors that are known and not loaded.
+
+    They are the drafters', the vision half's where it is not wanted, and the selection bias of layers that look experts
+    up, which vision releases carry (spec 2.1).
+    """
+    if name.startswith(DRAFTER_PREFIX) or (not with_vision and name.startswith(VISION_PREFIXES)):
+        return True
+    match = _SCORE_BIAS.fullmatch(name)
+    return match is not None and config.language.is_hash_layer(int(match[1]))

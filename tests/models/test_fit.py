@@ -25,7 +25,7 @@ from foveal.models.fit import (
 from foveal.models.names import parameter_specs
 from foveal.models.precision import DTYPES, resolve_precision
 from foveal.models.vl2 import VL2Model
-from foveal.runner import runner
+from foveal.runner import base, runner
 from foveal.runner.cache import SequenceCache
 
 # Published: tensors, parameters, files; bytes of config.json and of the index (spec 1.6, 2.6, 13.2).
