@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "ops": {"errors", "types"},
     "models": {"errors", "types", "ops", "parallel"},
     "runner": {"errors", "types", "ops", "models"},
+    "cache": {"errors", "types"},
     "families": {"errors", "types", "messages", "text", "vision", "models", "runner"},
     "llm": {"errors", "types", "messages", "families", "text", "vision", "models", "runner"},
     "verify": {"errors", "types", "families", "ops", "text", "vision", "models", "runner", "llm"},
@@ -36,6 +37,7 @@ NO_LIBRARY = {
     "errors": {"torch", "numpy"},
     "types": {"torch"},
     "messages": {"torch"},
+    "cache": {"torch", "PIL", "tokenizers"},
     "text": {"torch", "PIL"},
     "vision": {"torch"},
     "ops": {"PIL", "tokenizers"},
@@ -46,6 +48,11 @@ NO_LIBRARY = {
     "models.hub": {"torch"},
     "models.memory": {"torch"},
     "models.names": {"torch"},
+    "models.v4_aliases": {"torch"},
+    "models.v4_config": {"torch"},
+    "models.v4_fit": {"torch"},
+    "models.v4_inventory": {"torch"},
+    "models.v4_names": {"torch"},
 }
 
 

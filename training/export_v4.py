@@ -43,7 +43,9 @@ def v4_checkpoint_tensors(parameters: dict[str, Tensor], config: V4Config) -> di
             if source.index is not None:
                 part = part[source.index]
             piece = part[source.offset : source.offset + source.shape[0]]
-            tensors[source.name] = piece.reshape(source.shape).to(stored_type(source.name)).contiguous().clone()
+            tensors[source.name] = (
+                piece.reshape(source.shape).to(stored_type(source.name)).contiguous().clone()
+            )
     return tensors
 
 
@@ -64,14 +66,18 @@ def write_v4_checkpoint(folder: Path, parameters: dict[str, Tensor], tokenizer: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", default="demo-v4", help="name of the run's folder under training/.cache")
+    parser.add_argument(
+        "--run", default="demo-v4", help="name of the run's folder under training/.cache"
+    )
     parser.add_argument("--to", type=Path, default=DEMO, help="folder to write")
     parser.add_argument("--no-log", action="store_true", help="leave training/logs alone")
     args = parser.parse_args()
     run = Path(__file__).parent / ".cache" / args.run
     state = torch.load(run / "state.pt", weights_only=True)
     prefix = "model."
-    parameters = {n.removeprefix(prefix): t for n, t in state["learner"].items() if n.startswith(prefix)}
+    parameters = {
+        n.removeprefix(prefix): t for n, t in state["learner"].items() if n.startswith(prefix)
+    }
     size = write_v4_checkpoint(args.to, parameters, Tokenizer.from_str(state["tokenizer"]))
     if not args.no_log:
         logs = Path(__file__).parent / "logs"

@@ -136,7 +136,9 @@ def make_optimizers(
         others, recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
     # A small change of these moves every stream of every token.
-    slow = torch.optim.AdamW(hyper, recipe.hyper_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    slow = torch.optim.AdamW(
+        hyper, recipe.hyper_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
     return [(muon, recipe.muon_rate), (adam, recipe.adam_rate), (slow, recipe.hyper_rate)]
 
 

@@ -51,7 +51,9 @@ class V4Learner(nn.Module):
         self._counted: Tensor | None = None
         layer = self.model.language.layers[middle]
         assert isinstance(layer, V4Layer)
-        layer.attn_norm.register_forward_hook(lambda module, args, output: self._middle.append(output))
+        layer.attn_norm.register_forward_hook(
+            lambda module, args, output: self._middle.append(output)
+        )
         self.routers = [m for m in self.model.modules() if isinstance(m, V4Router)]
         for router in self.routers:
             router.register_forward_hook(self._note_load)

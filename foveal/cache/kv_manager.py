@@ -157,15 +157,14 @@ class KVManager:
         group, margin = self.spec.groups[at], self.spec.margin
         promised = 0
         for held in self._held.values():
-            num_held = sum(block != NULL_BLOCK for block in held.tables[at])
+            wanted = _demand(group, held.num_known_tokens, margin)
+            # Window blocks before the first kept one are null.
+            own = held.tables[at][held.first_kept_block :] if at else held.tables[at]
             if group.window is None:
-                promised += max(0, _demand(group, held.num_known_tokens, margin) - num_held)
                 promised += self._reserve_blocks
-            else:
-                is_prefill = held.num_final_tokens < held.num_known_tokens
-                wanted = _demand(group, held.num_known_tokens, margin)
-                decode = group.max_stored_blocks(margin)
-                promised += max(0, (wanted if is_prefill else decode) - num_held)
+            elif held.num_final_tokens >= held.num_known_tokens:
+                wanted = group.max_stored_blocks(margin)
+            promised += max(0, wanted - len(own) + own.count(NULL_BLOCK))
         return promised
 
     @property

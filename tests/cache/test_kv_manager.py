@@ -237,14 +237,24 @@ def test_old_window_blocks_are_let_go_and_stay_findable() -> None:
 
 
 def test_a_window_block_left_in_mid_decode_goes_before_ends_of_prompts() -> None:
-    world = v4(num_window=7)
+    world = v4(num_window=8)
+    older = run(world, world.request("old", tokens(15, tail=15)))
+    world.free(older)
     request = run(world, world.request("a", tokens(16)))
     for token in range(100, 117):
         world.decode(request, token)
-    # Block 1 (the prompt's end) and then block 2 (in the answer) were let go, the newer one is evicted first.
+    # Block 1, the prompt's end, and then block 2, in the answer, were let go after the older prompt's block 0.
     pool, hashes = world.manager.pools[1], request.chain.hashes
-    pool.allocate(pool.num_available - 1)
-    assert [pool.find(h) is not None for h in hashes[1:3]] == [True, False]
+
+    def found() -> list[bool]:
+        names = (older.chain.hashes[0], *hashes[1:3])
+        return [pool.find(name) is not None for name in names]
+
+    assert found() == [True, True, True]
+    pool.allocate(pool.num_available - 2)
+    assert found() == [True, True, False]
+    pool.allocate(1)
+    assert found() == [False, True, False]
 
 
 def test_rejected_drafts_are_written_again_before_anything_reads_them() -> None:
@@ -267,6 +277,17 @@ def test_drafts_are_not_findable_before_they_are_verified() -> None:
     world.settle(request, 2)
     world.commit(request)
     assert world.manager.find_prefix(guess.chain.hashes, 18).num_tokens == 16
+
+
+def test_a_step_stores_what_is_read_after_its_unverified_tokens_are_taken_back() -> None:
+    world = v4()
+    request = world.request("a", tokens(20))
+    world.admit(request)
+    # Up to position 24 only block 2 would be stored; going back to 20 needs rows from 13 on.
+    assert world.step(request, 20, [1, 1, 1, 1])
+    world.settle(request, 0)
+    world.commit(request)
+    world.check_readable(request)
 
 
 def test_more_unverified_tokens_than_the_margin_are_a_bug() -> None:

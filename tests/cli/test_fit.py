@@ -120,3 +120,56 @@ def test_a_checkpoint_with_its_index_is_compared_with_its_configuration(
     assert "missing tensors: 1 (language.model.norm.weight)" in text
     assert "tensors of no such model: 1 (stranger)" in text
     assert "weight files not there yet: 2 (model-00001" in text
+
+
+# --- DeepSeek-V4 ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["v4_vision_exp", "v4_flash_0731"])
+def v4(repository: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The name of a real DeepSeek-V4 configuration, and a folder that holds nothing else."""
+    source = repository / "tests" / "data" / f"{request.param}_config.json"
+    shutil.copy(source, tmp_path / "config.json")
+    return request.param, str(tmp_path)
+
+
+def test_v4_from_config_json_alone(v4: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    name, folder = v4
+    assert main(["fit", folder, "--device", "cpu", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    tensors, num_bytes, reach = {
+        "v4_vision_exp": (72_633, 167_811_372_792, {"least": None, "most": 384}),
+        "v4_flash_0731": (72_317, 166_878_536_440, None),
+    }[name]
+    assert facts["files"]["num_tensors"] == facts["memory"]["num_tensors"] == tensors
+    assert facts["memory"]["file_bytes"] == num_bytes
+    assert facts["tokens_per_picture"] == reach
+    formats = [row["name"] for row in facts["memory"]["formats"]]
+    assert formats == ["packed", "float32", "bfloat16", "float16"]
+
+
+def test_v4_says_what_pictures_and_tokens_take(
+    v4: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, folder = v4
+    argv = ["fit", folder, "--device", "cpu", "--context", "8192"]
+    if name == "v4_flash_0731":
+        assert main([*argv, "--image", "640x480"]) == 2
+        assert "is a text model and takes no pictures" in capsys.readouterr().err
+        return
+    assert main([*argv, "--image", "1024x768", "--image", "30x30"]) == 0
+    text = capsys.readouterr().out
+    assert "72,633 tensors (config.json), 305 B parameters, 167.81 GB in files" in text
+    assert "each further token takes 13.76 kB of cache" in text
+    assert "21x16 (of 63x47 patches)  354 to 357" in text
+    assert "up to 474" in text
+    assert text.splitlines()[-1].startswith(("fits in ", "does not fit: packed needs 166."))
+
+
+def test_v4_golden_folders_are_whole(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = golden / "v4_vision" / "vision_small" / "checkpoint"
+    assert main(["fit", str(folder), "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "291 tensors (the index)" in text
+    assert "missing" not in text
+    assert "no such model" not in text

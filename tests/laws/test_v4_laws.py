@@ -141,7 +141,7 @@ def test_C021_bias_vl_decides_for_pictures_in_every_layer_and_for_nothing_else(
     model: V4Model,
 ) -> None:
     biased = v4_toy.model()
-    rows, ids = request(biased, SPAN)
+    _, ids = request(biased, SPAN)
     x = torch.randn(LENGTH, 48, generator=torch.Generator().manual_seed(5))
     is_picture = ids >= 120
     for layer, plain in zip(biased.language.layers, model.language.layers, strict=True):

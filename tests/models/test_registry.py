@@ -42,5 +42,5 @@ def test_C023_v41_is_another_architecture_and_refused_by_name(values: dict[str, 
 
 
 def test_other_families_are_named() -> None:
-    with pytest.raises(CheckpointError, match="'deepseek_v3'.*neither a DeepSeek-VL2 nor a Deep"):
+    with pytest.raises(CheckpointError, match=r"'deepseek_v3'.*neither a DeepSeek-VL2 nor a Deep"):
         detect_family({"model_type": "deepseek_v3"})

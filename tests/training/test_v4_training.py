@@ -176,7 +176,8 @@ def test_an_exported_model_gives_the_same_logits(
     folder = tmp_path_factory.mktemp("checkpoint")
     # bfloat16 stores what it can hold: round first, so that the comparison is exact.
     rounded = {
-        n: p if n.endswith("tid2eid") else p.detach().bfloat16().float() for n, p in learner.model.named_parameters()
+        n: p if n.endswith("tid2eid") else p.detach().bfloat16().float()
+        for n, p in learner.model.named_parameters()
     }
     size = write_v4_checkpoint(folder, rounded, text.backend)
     assert size <= 12e6
