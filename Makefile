@@ -37,8 +37,8 @@ demo: $(VENV)/.run-stamp
 	@mkdir -p $(OUTPUT)
 	@printf '\n> What colour is the circle?\n'
 	@$(BIN)/foveal ask examples/shapes.png "What colour is the circle?"
-	@printf '\n> Locate the circle.\n'
-	@$(BIN)/foveal ask examples/shapes.png "Locate the circle." --boxes $(OUTPUT)/shapes-boxes.png
+	@printf '\n> Locate the red square.\n'
+	@$(BIN)/foveal ask examples/shapes.png "Locate the red square." --boxes $(OUTPUT)/shapes-boxes.png
 
 test: $(VENV)/.test-stamp
 	@$(BIN)/python -m pytest --no-header $(PYTEST_FLAGS)

@@ -13,8 +13,10 @@ from foveal.errors import PromptTooLongError
 from foveal.families import ChatOptions, Family, LoadOptions, open_family
 from foveal.families.base import PictureMode
 from foveal.messages import UserMessage
+from foveal.models.fidelity import Fidelity
 from foveal.models.hub import resolve_model
 from foveal.models.siglip import VisionMode
+from foveal.models.v4_weights import WeightsMode
 from foveal.runner.base import Runner
 from foveal.runner.stopping import is_looping, is_runaway_box
 from foveal.text.detokenize import StreamDetokenizer
@@ -40,8 +42,9 @@ class LLM:
 
     `model` is a shipped id, a folder or a hub id. `dtype` "auto" is what suits the machine (`info["dtype_reason"]` says
     why). `vision_mode` "timm-pad" and `picture_mode` "vendor" are compatibility options (docs/vision-modes.md).
-    `image_limit` 0 loads a vision checkpoint of a family that allows it without its tower. `max_model_len` may shorten
-    the context. `progress` is called with (bytes done, bytes in all) while loading.
+    For DeepSeek-V4, `weights` keeps packed experts packed or turns them into numbers, `fidelity` names roundings of
+    the release to imitate (docs/v4-fidelity.md), and `image_limit` 0 loads a vision checkpoint without its tower.
+    `max_model_len` may shorten the context. `progress` is called with (bytes done, bytes in all) while loading.
     Raises ModelNotFoundError, CheckpointError, ResourceError.
     """
 
@@ -54,6 +57,8 @@ class LLM:
         vision_mode: VisionMode = "official",
         picture_mode: PictureMode = "display",
         image_limit: int | None = None,
+        weights: WeightsMode = "auto",
+        fidelity: Fidelity = "plain",
         max_model_len: int | None = None,
         revision: str | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -65,6 +70,8 @@ class LLM:
             device=device,
             vision_mode=vision_mode,
             image_limit=image_limit,
+            weights=weights,
+            fidelity=fidelity,
             max_model_len=max_model_len,
             progress=progress,
         )

@@ -8,8 +8,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from foveal.errors import PromptTooLongError
 from foveal.messages import UserMessage
+from foveal.models.fidelity import Fidelity
 from foveal.models.precision import Precision
 from foveal.models.siglip import VisionMode
+from foveal.models.v4_weights import WeightsMode
 from foveal.runner.base import Runner
 from foveal.text.stream_parse import AnswerParser
 from foveal.text.tokenizer import Tokenizer
@@ -27,6 +29,8 @@ class LoadOptions:
     device: str = "auto"
     vision_mode: VisionMode = "official"
     image_limit: int | None = None
+    weights: WeightsMode = "auto"
+    fidelity: Fidelity = "plain"
     max_model_len: int | None = None
     progress: Callable[[int, int], None] | None = None
 

@@ -53,9 +53,11 @@ class V4Family:
             dtype=options.dtype,
             device=options.device,
             with_vision=with_vision,
+            weights=options.weights,
+            fidelity=options.fidelity,
             progress=options.progress,
         )
-        self.precision = loaded.precision
+        self.precision, self.loaded = loaded.precision, loaded
         self.runner = V4Runner(loaded.model)
 
     def chat_prompt(
@@ -82,7 +84,14 @@ class V4Family:
         return self.processor.process_rendered(text, pictures)
 
     def facts(self) -> dict[str, Any]:
-        return {"pictures": self.runner.model.has_tower}
+        chosen = self.loaded.weights
+        return {
+            "pictures": self.runner.model.has_tower,
+            "weights": None if chosen is None else chosen.name,
+            "weights_reason": None if chosen is None else chosen.reason,
+            "fidelity": self.loaded.fidelity,
+            "tensors_set_aside": len(self.loaded.report.set_aside),
+        }
 
 
 def _as_picture(source: object, where: str, load_picture: LoadPicture) -> PictureInput:
