@@ -1,8 +1,9 @@
 """The shipped model answers truly: a floor a task on held-out scenes, its size, and its files.
 
 The scenes are fixed, so the result is the same each time on one machine; other machines round differently, which can
-flip a few near ties. Floors are those wanted of the model. With N scenes a model whose true accuracy is p scores below p - 2 * sqrt(p * (1 - p) / N) in one of forty
-draws, so that much slack is given. `docs/demo-model.md` has the figures measured on many more scenes.
+flip a few near ties. Floors are those wanted of the model. With N scenes a model whose true accuracy is p scores below
+p - 2 * sqrt(p * (1 - p) / N) in one of forty draws, so that much slack is given. `docs/demo-model.md` has the figures
+measured on many more scenes.
 """
 
 from __future__ import annotations
