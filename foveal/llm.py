@@ -18,7 +18,7 @@ from foveal.models.hub import resolve_model
 from foveal.models.siglip import VisionMode
 from foveal.models.v4_weights import WeightsMode
 from foveal.runner.base import Runner
-from foveal.runner.stopping import is_looping, is_runaway_box
+from foveal.text.stopping import is_looping, is_runaway_box
 from foveal.text.detokenize import StreamDetokenizer
 from foveal.text.stream_parse import AnswerParser, ContentText, MalformedCall, ReasoningText
 from foveal.text.stream_parse import ToolCall as ParsedCall

@@ -16,44 +16,94 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 Role: TypeAlias = Literal["system", "user", "assistant"]
 
 
+StructureKind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A form that an answer must have: what `kind` means is in `value`.
+
+    json_object: empty; json_schema: the schema as JSON text; regex: a pattern for the whole answer; choice: a JSON list
+    of texts; grammar: a Lark grammar. `after_token` starts the form behind that token id (the end of reasoning).
+    """
+
+    kind: StructureKind
+    value: str = ""
+    after_token: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen and when generation ends.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off. `seed` None draws a fresh
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off. `repetition_penalty` looks at
+    prompt and output, `presence_penalty` and `frequency_penalty` at the output. `logit_bias` are (token id, amount)
+    pairs, `bad_words` texts that may not appear. Before `min_tokens` no stop token is drawn. `seed` None draws a fresh
     seed. The tokens are a function of (logits, these parameters, seed, position) and of nothing else.
-    `loop_guard_repeats` ends generation when the output's tail is one n-gram repeated that many times (0: off).
+    `logprobs` n asks for the log-probability of each token and of the n best ones, from the raw logits.
+    `structure` asks for a form. `include_stop` keeps a stop string in the text, `skip_special_tokens` leaves out
+    special tokens, grounding tags too. `loop_guard_repeats` ends generation when the output's tail is one
+    n-gram repeated that many times (0: off).
     Raises PromptError for values out of range.
     """
 
     max_tokens: int = 512
+    min_tokens: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
+    logprobs: int | None = None
+    structure: Structure | None = None
+    skip_special_tokens: bool = False
     loop_guard_repeats: int = 0
 
     def __post_init__(self) -> None:
         rules = (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
             ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("min_p", 0.0 <= self.min_p < 1.0, "at least 0 and below 1"),
             ("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "above 0"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2"),
+            (
+                "logit_bias",
+                all(math.isfinite(v) and -100.0 <= v <= 100.0 for _, v in self.logit_bias),
+                "pairs of a token id and a number between -100 and 100",
+            ),
+            ("bad_words", all(self.bad_words), "a list of non-empty strings"),
             ("loop_guard_repeats", self.loop_guard_repeats >= 0, "0 (off) or more"),
             ("stop", all(self.stop), "a list of non-empty strings"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "between 0 and 20"),
         )
         for name, is_valid, rule in rules:
             if not is_valid:
                 raise PromptError(
                     f"{name}={getattr(self, name)!r} is not allowed: it must be {rule}"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability; `rank` 1 is the likeliest. `top` holds the best ones in order."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +240,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `image_tokens` is the share of `prompt_tokens` that pictures take."""
+    """Token counts of one request. `image_tokens` is the share of `prompt_tokens` that pictures take, `cached_tokens`
+    the share that was found in the prefix cache, `reasoning_tokens` the share of `completion_tokens` before the answer.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     image_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +273,7 @@ class Delta:
     usage: Usage | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +292,7 @@ class RequestOutput:
     stop_reason: str | int | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

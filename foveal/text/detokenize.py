@@ -20,13 +20,20 @@ class StreamDetokenizer:
 
         ids -> TextDecoder -> [held: may begin a stop string] -> shown text
 
-    `stopped_by` is the stop string met, or None. After it, `push` and `finish` give no more text.
+    `stopped_by` is the stop string met, or None. After it, `push` and `finish` give no more text. With `include_stop`
+    the stop string itself is shown.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), skip_special: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        skip_special: bool = False,
+        *,
+        include_stop: bool = False,
     ) -> None:
         self._decoder = tokenizer.text_decoder(skip_special=skip_special)
+        self._include_stop = include_stop
         self._stop = tuple(dict.fromkeys(s for s in stop if s))
         self._held = ""
         self._shown: list[str] = []
@@ -47,7 +54,8 @@ class StreamDetokenizer:
         match = _first_match(self._held, self._stop)
         if match is not None:
             start, self.stopped_by = match
-            return self._show(start, drop_rest=True)
+            shown = start + len(self.stopped_by) if self._include_stop else start
+            return self._show(shown, drop_rest=True)
         return self._show(len(self._held) - _open_length(self._held, self._stop))
 
     def finish(self) -> str:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from foveal.runner.stopping import is_looping, is_runaway_box
+from foveal.text.stopping import is_looping, is_runaway_box
 
 
 @pytest.mark.parametrize(
