@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from foveal.errors import PromptTooLongError
+from foveal.errors import PromptError, PromptTooLongError
 from foveal.families import ChatOptions, Family, LoadOptions, open_family
 from foveal.families.base import PictureMode
 from foveal.messages import UserMessage
@@ -18,8 +18,8 @@ from foveal.models.hub import resolve_model
 from foveal.models.siglip import VisionMode
 from foveal.models.v4_weights import WeightsMode
 from foveal.runner.base import Runner
-from foveal.text.stopping import is_looping, is_runaway_box
 from foveal.text.detokenize import StreamDetokenizer
+from foveal.text.stopping import is_looping, is_runaway_box
 from foveal.text.stream_parse import AnswerParser, ContentText, MalformedCall, ReasoningText
 from foveal.text.stream_parse import ToolCall as ParsedCall
 from foveal.text.tokenizer import Tokenizer
@@ -180,6 +180,7 @@ class LLM:
         leaves. Raises PromptTooLongError where it leaves nothing.
         """
         params = params or SamplingParams()
+        _check_supported(params)
         room = self.max_model_len - prompt.num_tokens
         if room < 1:
             raise PromptTooLongError(
@@ -189,6 +190,27 @@ class LLM:
             )
         params = replace(params, max_tokens=min(params.max_tokens, room))
         return _Answer(self, prompt, params, parser).deltas()
+
+
+# What needs the batched sampler, which this front does not drive yet.
+_UNSUPPORTED = (
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "logprobs",
+    "structure",
+)
+
+
+def _check_supported(params: SamplingParams) -> None:
+    """Raises PromptError for a parameter that would be ignored."""
+    plain = SamplingParams()
+    for name in _UNSUPPORTED:
+        value = getattr(params, name)
+        if value != getattr(plain, name):
+            raise PromptError(f"{name}={value!r} is not supported by LLM yet; leave it out")
 
 
 def collect(deltas: Iterable[Delta]) -> RequestOutput:
@@ -215,7 +237,12 @@ class _Answer:
         self, llm: LLM, prompt: Prompt, params: SamplingParams, parser: AnswerParser | None
     ) -> None:
         self.llm, self.prompt, self.params, self.parser = llm, prompt, params, parser
-        self.detokenizer = StreamDetokenizer(llm.tokenizer, params.stop)
+        self.detokenizer = StreamDetokenizer(
+            llm.tokenizer,
+            params.stop,
+            params.skip_special_tokens,
+            include_stop=params.include_stop,
+        )
         eos = () if params.ignore_eos else (llm.tokenizer.eos_id,)
         self.eos = frozenset(eos)
         self.stop_ids = frozenset((*eos, *params.stop_token_ids))
