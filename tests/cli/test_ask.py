@@ -163,7 +163,13 @@ def test_json_is_one_object_with_boxes_in_pixels_of_the_last_picture(
                 "image": 1,
             }
         ],
-        "usage": {"prompt_tokens": 50, "completion_tokens": 2, "image_tokens": 41},
+        "usage": {
+            "prompt_tokens": 50,
+            "completion_tokens": 2,
+            "image_tokens": 41,
+            "cached_tokens": 0,
+            "reasoning_tokens": 0,
+        },
         "finish_reason": "stop",
     }
 
